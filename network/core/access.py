@@ -1,9 +1,9 @@
 """Checks of rights and of channel access, based on the state.
 
 `check_right` applies the rights from the node's configuration (`rights`). `find_channel`, `check_admission` and
-`check_owner` decide who can find, enter and manage a channel. A closed channel is hidden from everybody except its
-members, its owner, invited participants and operators. Other participants get the same error as for a channel that does
-not exist. The module `visibility` decides who may *read* messages. No IO, no clock.
+`check_owner` decide who can find, enter and manage a channel. A closed channel is hidden from everyone except its
+members, its owner, invited participants and operators. Everyone else gets the same error as for a channel that does not
+exist. The module `visibility` decides who may *read* messages. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def check_right(state: State, origin: Origin, verb: Verb, thing: str = "", to_ki
 
 
 def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> None:
-    """Check the right to send to an address, given as returned by `parse_address`. Participants may always send to
-    their own id. This check accepts an unregistered recipient. A later step refuses it as unknown."""
+    """Check the right to send to an address. ``kind`` and ``name`` are the results of `parse_address`. Participants may
+    always send to themselves. An unregistered recipient passes this check, and a later step refuses it as unknown."""
     match kind:
         case "agent":
             recipient = state.present(name)
-            # No right is needed for notes to oneself. For an unknown recipient, a later step raises the right error.
+            # A participant needs no right for notes to itself. For an unknown recipient, a later step raises the right
+            # error.
             if recipient is not None and name != origin.agent_id:
                 check_right(state, origin, "send", agent_address(name), recipient.kind)
         case "channel":
@@ -47,8 +48,8 @@ def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> N
 
 
 def has_right_to_read(state: State, agent_id: str, name: str) -> bool:
-    """Return whether the node's rights let a participant read a channel. Without configured rights, everybody may read.
-    This function does not check membership."""
+    """Return whether the node's rights let a participant read a channel. Without configured rights, everyone may read.
+    Membership is not checked."""
     if state.rights is None:
         return True
     participant = state.participant(agent_id)
@@ -62,8 +63,8 @@ def owner_of(state: State, channel: Channel) -> str | None:
 
 
 def is_found(state: State, origin: Origin, channel: Channel) -> bool:
-    """Return whether an origin may know that a channel exists. Operators and mods (origins without a session) may know
-    every channel."""
+    """Return whether the sender of an entry may know that a channel exists. Operators and mods (origins without a
+    session) may know every channel."""
     return origin.is_operator or not origin.session_id or is_found_by(state, origin.agent_id, channel)
 
 
@@ -76,10 +77,10 @@ def is_found_by(state: State, agent_id: str, channel: Channel) -> bool:
 
 
 def find_channel(state: State, origin: Origin, name: str) -> Channel:
-    """Return the channel with this name. Raise `UnknownRecipient` if the channel does not exist or is hidden from this
+    """Return the channel with this name. Raise `UnknownRecipient` if the channel does not exist or is hidden from the
     origin. The error text is the same in both cases."""
     channel = state.channel(name)
-    # A different error for hidden channels would let anybody discover their names.
+    # A different error for hidden channels would let anyone discover their names.
     if channel is None or not is_found(state, origin, channel):
         raise UnknownRecipient(
             f"There is no channel {name!r}. channels.list lists channels, channels.create creates one."
@@ -88,8 +89,8 @@ def find_channel(state: State, origin: Origin, name: str) -> Channel:
 
 
 def check_admission(state: State, origin: Origin, channel: Channel) -> None:
-    """Raise `Forbidden` unless this origin may join the channel. The caller has already checked that the origin can
-    find the channel and is not a member."""
+    """Raise `Forbidden` unless the origin may join the channel. The caller has already checked that the origin can find
+    the channel and is not a member."""
     name, agent_id = channel.name, origin.agent_id
     standing = state.member(name, agent_id).standing
     if origin.is_operator or standing == "invited" or owner_of(state, channel) == agent_id:
@@ -102,8 +103,8 @@ def check_admission(state: State, origin: Origin, channel: Channel) -> None:
 
 
 def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> None:
-    """Raise `Forbidden` unless this origin owns the channel or is an operator. ``doing`` is the verb phrase of the
-    action, for the error text."""
+    """Raise `Forbidden` unless the origin owns the channel or is an operator. ``doing`` is a verb phrase for the error
+    text, such as "may invite participants"."""
     owner = owner_of(state, channel)
     if origin.is_operator or owner == origin.agent_id:
         return
@@ -116,6 +117,6 @@ def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> N
 
 
 def check_member(state: State, origin: Origin, channel: Channel) -> None:
-    """Raise `Forbidden` unless this origin is a member of the channel or an operator."""
+    """Raise `Forbidden` unless the origin is a member of the channel or an operator."""
     if not (origin.is_operator or state.member(channel.name, origin.agent_id).is_in):
         raise Forbidden(f"{origin.agent_id} is not a member of the channel {channel.name!r}. Join it first.")

@@ -1,4 +1,4 @@
-"""Ack cursors, which record the messages that a participant has handled. The table ``floor`` contains their values."""
+"""Ack cursors, which record the messages that a participant has handled. They are stored in the table ``floor``."""
 
 from __future__ import annotations
 

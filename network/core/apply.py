@@ -1,10 +1,10 @@
 """Step 6: decide what one entry changes.
 
-`apply` is pure: it uses no IO and no clock. The inputs of `apply` are the state (the batch's draft), the facts from the
-ledger, and one entry. The outputs are rows, table writes and effects. The current time is the batch's timestamp. Each
-kind of entry has its own module with rules: `sending` for messages, `calls` for operations, `groups` for batches,
+`apply` is pure: it uses no IO and no clock. Its inputs are the state (the batch's draft), the facts from the ledger,
+and one entry. Its outputs are rows, table writes and effects. The current time is the batch's timestamp. The rules for
+each kind of entry are in a module of their own: `sending` for messages, `calls` for operations, `groups` for batches,
 `joining` for ``hello`` frames, `reactions` for records, and `failures` for failed deliveries. Rules raise refusals as
-exceptions. This module converts the exceptions to answers.
+exceptions, and `apply` converts them to answers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .takeover_control import apply_end_takeover
 
 
 def build_lookup(entries: list[Entry]) -> LookupRequest:
-    """Step 5: list the data that `apply` will need from the ledger."""
+    """Do step 5: list the data that `apply` will need from the ledger for these entries."""
     lookup = LookupRequest(set(), set(), set())
     for entry in entries:
         # Test for Send before the match: class patterns are slow, and nearly every entry is a Send.
@@ -96,7 +96,8 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                 if entry.cause is not None:
                     lookup.seqs.add(entry.cause)
             case ModEntry():
-                # The sender of the message that started the mod's work pays for the result.
+                # The result of the mod's work is charged to the sender of the message that started the work, so look up
+                # this message.
                 lookup.seqs.add(entry.cause)
             case Group():
                 wanted = build_lookup(list(entry.entries))
@@ -104,15 +105,15 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                 lookup.seqs.update(wanted.seqs)
                 lookup.cold.update(wanted.cold)
             case Nack():
-                lookup.seqs.add(entry.seq)  # to report a dead letter to the sender of the message
+                lookup.seqs.add(entry.seq)  # needed to report a dead letter to the sender of the message
             case _:
                 pass
     return lookup
 
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
-    """Return the outcome of the next entry, without changing the arguments."""
-    # On a read replica, decide first and then refuse every outcome that would store something. Clients then get the
+    """Return the outcome of the next entry. The arguments are not changed."""
+    # On a read replica, decide first, and then refuse every outcome that would store something. Clients then get the
     # same refusals as from the leader.
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
@@ -124,7 +125,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 
 def describe_follower(follows: Follows) -> str:
-    """Return an error text that says why a read replica refuses a request, and which node accepts the request."""
+    """Return an error text that says why a read replica refuses a request, and which node accepts it."""
     leader = f", {follows.leader}" if follows.leader else ""
     return f"This node follows and stores nothing. Send it to the node that leads{leader}."
 
@@ -185,8 +186,8 @@ def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outc
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
     change.add_row(row, sent.writes)
-    # Run the hooks on the draft that contains the message. An error in a hook then refuses the message as well.
+    # Run the hooks on the draft that contains the message. An error in a hook then refuses the message too.
     change.run_apply_hooks([row])
-    # Count after the hooks: the sender pays for everything that the message made the mods store.
+    # Count after the hooks, because the sender pays for everything that the mods stored because of the message.
     change.count_stored()
     return change.outcome(*sent.effects)

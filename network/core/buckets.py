@@ -15,7 +15,7 @@ Rates: TypeAlias = tuple[float, float]
 
 
 class AnswerCount(Struct, frozen=True, gc=False):
-    """Number of answers without a cause that an agent has sent since a person last wrote to the agent
+    """Number of answers without a cause that an agent has sent since a person last wrote to this agent
     (`uncaused_answers`).
 
     ``since`` is the newest seq of the log before the first counted answer. ``last`` is the seq of the newest counted
@@ -26,7 +26,7 @@ class AnswerCount(Struct, frozen=True, gc=False):
     last: int = 0
     since: int = 0
     is_reported: bool = False
-    """Whether the agent has already been notified that its answers are stopped."""
+    """Whether the agent has already received a message that its answers are stopped."""
     thread_id: str = ""
     """Thread of the newest answer. Empty if a person reads this thread."""
     in_a_row: int = 0
@@ -34,12 +34,12 @@ class AnswerCount(Struct, frozen=True, gc=False):
 
 
 class Bucket(Struct, frozen=True, gc=False):
-    """Rate and quota counters of one participant. The participant's id is the key.
+    """Rate and quota counters of one participant. The key is the participant's id.
 
-    ``sends`` and ``roots`` are times in ms (`limits.next_arrival`): at exactly the allowed rate, the participant's next
-    entry, and its next message without a cause, would arrive at these times. ``bytes`` and ``messages`` are the amounts
-    stored on ``day``. The quota is checked only when a sum reaches ``next_bytes`` or ``next_messages``
-    (`limits.count_stored`).
+    ``sends`` and ``roots`` are times in ms (`limits.next_arrival`). At exactly the allowed rate, the participant's next
+    entry would arrive at ``sends``, and its next message without a cause at ``roots``. ``bytes`` and ``messages`` are
+    the amounts stored on ``day``. The quota is checked only when one of these amounts reaches ``next_bytes`` or
+    ``next_messages`` (`limits.count_stored`).
     """
 
     sends: float = 0.0
@@ -59,12 +59,12 @@ class Bucket(Struct, frozen=True, gc=False):
 
 
 class RecentMessages:
-    """Newest seqs of messages since the hub started. The module `uncaused_answers` reads them.
+    """Newest seqs of messages since the hub started, used by the module `uncaused_answers`.
 
     ``delivered`` maps each participant to the newest message that was sent only to this participant. ``group_posts``
     maps the broadcast address and each channel to three values: the newest seq, its sender, and the newest seq from any
     other sender. ``newest`` is the newest seq of all group posts. ``from_people`` maps each address to the newest
-    message from a person and the person's id.
+    message from a person, and to this person's id.
     """
 
     __slots__ = ("delivered", "from_people", "group_posts", "newest")

@@ -1,4 +1,4 @@
-"""Running calls of an open reaction, and what each call waits for, taken from the reaction's records.
+"""The running calls of an open reaction, and what each call waits for, according to the reaction's records.
 
 The hub uses this information in two ways. When a process is lost, a failure is counted only for the reactions that the
 process was working on. Screens show what an agent is doing. Pure.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
-    """Return a parser for the body of a record. The parser ignores unknown fields and returns None for a body that does
+    """Return a parser for the body of a record. The parser ignores unknown fields. It returns None for a body that does
     not match the shape."""
     decoder = msgspec.json.Decoder(shape)
 
@@ -54,15 +54,15 @@ CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
 
 
 PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
-"""Kinds of records that prove progress of a reaction and therefore reset the failure count of its trigger."""
+"""Kinds of records that prove progress of a reaction. They reset the failure count of the reaction's trigger."""
 
 
 REPEATED_KINDS = frozenset({"started", "waiting"})
-"""Kinds of records that may legitimately repeat: a process resumes the reaction, or a call waits again."""
+"""Kinds of records that may repeat: a process resumes the reaction, or a call waits again."""
 
 
 MAX_CALLS = 64
-"""Maximum number of calls tracked per reaction. A reaction with more calls counts as working."""
+"""Maximum number of calls that are tracked per reaction. A reaction with more calls always counts as working."""
 
 
 MAX_PLACE_CHARS = 128
@@ -74,7 +74,7 @@ MAX_AWAITED = 16
 
 
 MAX_REQUESTS = 128
-"""Maximum number of messages that ask for the same decision, and maximum number of people who may decide."""
+"""Maximum number of messages that ask for the same decision. Also the maximum number of people who may decide."""
 
 
 class _Call(Struct):
@@ -87,7 +87,7 @@ _read_call = parser_of(_Call)
 
 
 def parse_call_place(body: bytes) -> str:
-    """Return the path of the call that a record belongs to. Return an empty string if the body does not match."""
+    """Return the path of the call to which a record belongs. Return an empty string if the body does not match."""
     call = _read_call(body)
     if call is None:
         return ""
@@ -130,23 +130,22 @@ def parse_wait(body: bytes) -> CallWait | None:
 
 
 def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
-    """Return the reaction after one more record from the process ``life``. Return the same object if the record changes
-    nothing."""
+    """Return the reaction as changed by one more record. ``life`` identifies the process that wrote the record. Return
+    the same object if the record changes nothing."""
     calls = opened.calls
     if kind == "started":  # a process resumes the reaction, and counts as working until its calls wait again
         calls = dict.fromkeys(calls, False)
     elif kind == "tool_result":
         calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
     elif kind in CALL_KINDS:
-        # Calls beyond the maximum share the empty path, which never waits. The reaction then counts as working until it
+        # Calls beyond the maximum share the empty path, which never waits. So the reaction counts as working until it
         # ends.
         if call not in calls and len(calls) >= MAX_CALLS:
             calls = {**calls, "": False}
         else:
             calls = {**calls, call: kind == "waiting"}
     awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
-    # Remove a wait when its call ends or continues. Otherwise the inbox would list a decision that nobody needs any
-    # more.
+    # Remove a wait when its call ends or continues. Otherwise the inbox would list a decision that is no longer needed.
     awaits = {place: awaits[place] for place, waits in calls.items() if waits and place in awaits}
     if life == opened.life and calls == opened.calls and awaits == opened.awaits:
         return opened
@@ -155,7 +154,7 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
     """Return whether the process ``life`` was working on a reaction. A process works if it runs a model call, or a tool
-    call that does not wait for somebody else."""
+    call that does not wait for someone else."""
     if opened.life != life:
         return False  # another process wrote the newest record of the reaction
     innermost = innermost_calls(opened)
@@ -163,7 +162,7 @@ def is_at_work(opened: OpenReaction, life: int) -> bool:
 
 
 def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
-    """Return the running calls of a reaction that contain no other running call. The value is true if the call
+    """Return the running calls of a reaction that contain no other running call. The value says whether the call
     waits."""
     return {
         place: waits
@@ -173,5 +172,5 @@ def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
 
 
 def _is_inside(place: str, outer: str) -> bool:
-    """Return whether a call belongs to a run inside another call."""
+    """Return whether a call was made by a run inside another call."""
     return place.startswith((f"{outer}/", f"{outer}.")) if outer else False

@@ -1,7 +1,7 @@
-"""Step 6 for ``call`` frames of changing operations, and for the results of a mod's IO.
+"""Step 6 for ``call`` frames of operations that change something, and for the results of a mod's IO.
 
-The result of a call is stored under its ``call_id``. After this result has expired, the key of the call's first row
-still identifies a repeated call. Operations that only read are answered by `reads`, not here. Pure.
+The result of a call is stored under its ``call_id``. After the result has expired, the key of the call's first row
+still identifies a repeated call. Operations that only read are handled by `reads`. Pure.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .state import State
 from .tables import CallResult, Facts
 
 RESULT_TTL_MS = DAY_MS
-"""Time in ms during which a repeated ``call_id`` gets the stored result (docs/protocol.md)."""
+"""Time in ms for which a repeated ``call_id`` gets the stored result (docs/protocol.md)."""
 
 
 def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> Outcome:
-    """Return the outcome of calling an operation that changes something. Raise the `RoundelayError` that refuses the
-    call."""
+    """Return the outcome of calling an operation that changes something. If the call is refused, raise the
+    `RoundelayError` of the refusal."""
     origin = entry.origin
     key = f"{origin.agent_id}/{entry.call_id}"
     previous: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
-    # The state contains results from this batch. `facts` contains results from the ledger.
+    # The state contains results of this batch, and `facts` contains results from the ledger.
     if previous is not None and state.stamp - previous.at < RESULT_TTL_MS:
         if previous.digest != entry.digest:
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
@@ -43,16 +43,17 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
         value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.stream} if signed.stream else {})}
         return Outcome(effects=(_result(entry, Raw(encode(value))),))
-    if ("call", key) in facts.damaged:  # the call was executed once: executing it twice would be worse than this error
+    # the call was executed once, and executing it twice would be worse than this error
+    if ("call", key) in facts.damaged:
         raise repeat_error("call", entry.call_id, None, is_damaged=True)
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
     change.operate = entry
-    # Check the session only now: a repeated call gets its answer even if a newer session has replaced this one.
+    # Check the session only now. A repeated call gets its answer even if a newer session has superseded this one.
     check_session(state, origin)
     check_right(state, origin, "call", entry.op)
-    # The IO ran before the batch. Raise its error only now, because a repeated call must get the answer of the first
-    # call.
+    # The operation's IO ran before the batch. Raise its error only now, because a repeated call must get the answer of
+    # the first call.
     if entry.refusal is not None:
         raise entry.refusal
     change.prepared = entry.prepared
@@ -62,7 +63,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     # Operators are exempt from the quota for the hub's own operations, because they must be able to repair everything.
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
-    # The row's key outlives the stored result, so even a repeat after 24 hours does not execute the call again.
+    # The key of a row outlives the stored result. So even a repeat after 24 hours does not execute the call again.
     change.set_call_key(call_keys(entry), entry.digest)
     change.set_value("call", key, CallResult(entry.digest, state.stamp, result))
     return change.outcome(_result(entry, result))
@@ -72,7 +73,7 @@ def call_keys(entry: Operate) -> list[tuple[str, str]]:
     """Return the two possible keys of a call's first row. The first key is for a row written by the caller, the second
     for a row written by the mod that answered.
 
-    Clients' keys begin with ``m:`` or ``r:``, so they cannot collide with these keys.
+    Clients' own keys begin with ``m:`` or ``r:``, so they cannot collide with these keys.
     """
     agent_id = entry.origin.agent_id
     return [
@@ -86,7 +87,7 @@ def _result(entry: Operate, value: Raw) -> SessionReply:
 
 
 def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -> Outcome:
-    """Return the outcome of adding the result of a mod's IO to the log."""
+    """Return the outcome of storing the result of a mod's IO."""
     mod = rules.mods.get(entry.mod)
     if mod is None:
         return NOTHING

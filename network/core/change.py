@@ -1,8 +1,8 @@
-"""Collection of the changes that one entry makes, and answers to refused entries.
+"""Collects the changes that one entry makes, and builds answers to refused entries.
 
 A `ChangeSet` collects rows, table writes and effects on its own draft of the state. Each step sees the changes of
-earlier steps, and one refusal discards all of them. `ChangeSet` implements `mod.Change`, the interface for mods.
-`refuse_entry` and `refuse_over_budget` turn a refusal into an outcome that stores nothing under the entry's id, but
+earlier steps, and one refusal discards all changes. `ChangeSet` implements `mod.Change`, the interface for mods.
+`refuse_entry` and `refuse_over_budget` turn a refusal into an outcome that stores nothing under the entry's id but
 counts against the sender's rate. Pure.
 """
 
@@ -77,14 +77,13 @@ log = logging.getLogger(__name__)
 
 
 def _find_payer(cause: MessageHead) -> str:
-    """Return the participant who pays for a mod's answer: the sender of the cause. If a mod sent the cause, return the
-    recipient of the cause."""
+    """Return the participant who pays for a mod's answer: the sender of the cause. If a mod sent the cause, the
+    recipient of the cause pays."""
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
 class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
-    """Collection of the rows, table writes and effects of one entry. ``state`` is a draft that contains all earlier
-    changes."""
+    """The rows, table writes and effects of one entry. ``state`` is a draft that contains all changes so far."""
 
     def __init__(
         self, rules: Rules, state: State, facts: Facts, origin: Origin, *, mod_id: str = "", call_id: str = ""
@@ -97,17 +96,17 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.mod_id = mod_id
         self.effects: list[Effect] = []
         self.operate: Operate | None = None
-        """Call that this change answers. None if the change does not answer a call."""
+        """The call that this change answers, or None if the change does not answer a call."""
         # Messages written by this change. Later steps can use them as a cause or a parent.
         self._heads: dict[int, MessageHead] = {}
-        # Chain the maps instead of copying: the facts of a batch may contain thousands of heads.
+        # Chain the maps instead of copying them: the facts of a batch may contain thousands of heads.
         self.facts = Facts(facts.stored, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """Refusal that is raised only after everything else was accepted and paid for. The refusal reveals a secret,
-        for example that a closed channel exists, and probing for secrets must not be free."""
+        """Refusal that is raised only after everything else was accepted and paid for. It reveals a secret, for example
+        that a closed channel exists. Probing for secrets must not be free."""
         self.absent_ms = 0
         self._call_id = call_id
         self._posts = 0
@@ -115,17 +114,17 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self._writes: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
-        """Return everything collected. ``effects`` are placed before the effects that the steps added."""
+        """Return all collected changes. ``effects`` come before the effects that the steps added."""
         return Outcome(self._rows, self._writes, (*effects, *self.effects))
 
-    # --- for apply
+    # --- used by apply
 
     def add_row(self, row: Row, writes: Sequence[TableWrite]) -> None:
         """Add a row that was built elsewhere, together with its table writes."""
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
-        # Rows of one change get consecutive seqs, and each new row takes its seq from the draft.
+        # Rows of one change have consecutive seqs: each new row takes its seq from the draft.
         self.state.head = row.seq
         self.add_writes(writes)
 
@@ -135,11 +134,11 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.state.apply_writes(writes)
 
     def set_call_key(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
-        """Store the call's key in the first row whose actor matches one of ``keys``. The stored key identifies a late
-        repeat of the call."""
+        """Store the call's key in the first row whose actor matches one of ``keys``. The key identifies a late repeat
+        of the call."""
         for actor, key in keys:
             for number, row in enumerate(self._rows):
-                # Skip rows that already have a key: a message keeps the key of its own id.
+                # Skip rows that already have a key, because a message must keep the key of its own id.
                 if row.actor == actor and not row.key:
                     self._rows[number] = msgspec.structs.replace(row, key=key, digest=digest)
                     return
@@ -161,13 +160,13 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self, hook: Literal["ended", "undelivered", "removed"], subject: object, *, as_mod: bool = False
     ) -> None:
         """Run a hook that cannot refuse, for every mod that defines it. Each mod gets its own nested change. If the
-        hook raises, only this nested change is discarded."""
+        hook raises an error, only this nested change is discarded."""
         for mod in getattr(self.rules, f"{hook}_hooks"):
             origin = Origin("", mod.id, "service") if as_mod else self.origin
             change = ChangeSet(self.rules, self.state, self.facts, origin, mod_id=mod.id)
             try:
                 getattr(mod, hook)(change, subject)
-                # Nobody could receive a refusal, so discard the whole change of this mod instead.
+                # Nobody could receive a refusal, so discard the whole change of this mod.
                 if change._deferred_refusal is not None:
                     raise change._deferred_refusal
             except Exception:
@@ -176,7 +175,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 self._merge(change)
 
     def _merge(self, other: ChangeSet) -> None:
-        """Add everything that a nested change has collected to this change."""
+        """Add all changes of a nested change to this change."""
         for row in other._rows:
             self.add_row(row, ())
         self.add_writes(other._writes)
@@ -208,8 +207,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.add_writes((TableWrite(table, key, value),))
 
     def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return a value from a cold table by its key. `apply.build_lookup` must have requested the key of the
-        value."""
+        """Return a value from a cold table by its key. `apply.build_lookup` must have requested this key."""
         value = self.state.get(table, key, absent := object())
         return self.facts.cold.get((table, key)) if value is absent else value
 
@@ -221,7 +219,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         """Count the stored bytes of this change, plus ``more_bytes``, against the payer's daily quota. Each byte is
         counted only once.
 
-        Raise `BudgetExhausted` if the quota is exceeded. Otherwise raise the deferred refusal, if there is one.
+        Raise `BudgetExhausted` if the quota is exceeded. Otherwise raise the deferred refusal, if any.
         """
         size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
         if not size:
@@ -237,10 +235,11 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
             raise self._deferred_refusal
 
     def charge_cause(self, seq: int | None) -> None:
-        """Charge the data that a mod stored in its own name to the sender of the cause, if the cause is known."""
+        """Charge the data that a mod stored in its own name to the sender of the message ``seq``, if this message is
+        known."""
         cause = self.facts.heads.get(seq) if seq is not None else None
         if cause is not None and self.state.participant(cause.sender_id) is not None:
-            # Count the stored bytes but never refuse them: the message that caused them was already accepted, and
+            # Count the stored bytes but never refuse them. The message that caused them was already accepted, and
             # nobody could receive a refusal.
             self.payer = cause.sender_id
             self.count_stored(is_bounded=False)
@@ -275,8 +274,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
                 f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check the quota before the name. The refusal of a taken name is the only one that reveals a closed channel,
-        # and a participant without remaining quota must not be able to probe names.
+        # Check the quota before the name. Only the refusal of a taken name reveals a closed channel, and a participant
+        # without remaining quota must not be able to probe names.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(
@@ -341,7 +340,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         spans = member.left(row.seq).spans if member.is_in else member.spans
         self.set_value("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
-            # Empty string, not None: an empty owner means that the owner was removed.
+            # Use an empty string, not None. An empty owner means that the owner was removed from the channel.
             self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))
 
     def join_channel(self, name: str, agent_id: str) -> None:
@@ -377,7 +376,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
         self._posts += 1
         number = f"{self._posts}:" if self._posts > 1 else ""
-        # Derive the id from the call or the position, never from randomness: a replay must produce the same message.
+        # Derive the id from the call or the position, never from randomness. A replay must produce the same message.
         message_id = (
             f"call:{number}{self._call_id}"[:128] if self._call_id else f"mod:{self.mod_id}:{self.state.head + 1}"
         )
@@ -391,7 +390,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
-        # Use no key: the call's own id already makes the message idempotent (`set_call_key`), and a key could collide
+        # Use no key. The call's own id already makes the message idempotent (`set_call_key`), and a key could collide
         # with a client's key.
         row, writes = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
         self.add_row(row, writes)
@@ -462,19 +461,19 @@ def refuse_over_budget(
 ) -> Outcome:
     """Return the outcome of a message that exceeds a budget. The sender gets an error that counts against its rate.
 
-    Once per limit, the sender of the root gets a message and operators get a notice. Once per thread, the readers of
-    the thread get a notice.
+    Once per limit, the participant who began the conversation gets a message, and operators get a notice. Once per
+    thread, the readers of the thread get a notice.
     """
     refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
         return _stop_agent(rules, state, entry.origin, error, refused)
     head = error.head
-    if head.root > state.head:  # the refused message would have started the conversation: there is nobody to notify
+    if head.root > state.head:  # the refused message would have started the conversation, so nobody has to be notified
         return refused
-    # Read the stored budget: the refused change counted on a draft that is discarded.
+    # Read the stored budget. The refused change counted on a draft that is discarded.
     budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
     is_news = error.bound not in budget.told
-    # Notify at most `MAX_NOTIFIED_THREADS` threads. The first threads include the conversation's own members.
+    # Notify at most `MAX_NOTIFIED_THREADS` threads. The first threads are those of the conversation's own members.
     is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
@@ -506,8 +505,8 @@ def stopped_key(root: int) -> str:
 
 
 def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
-    """Return the outcome for an agent that is stopped because it answers without causes. The agent, and the person who
-    last wrote to the agent, get a message."""
+    """Return the outcome for an agent that is stopped because its answers have no cause. The agent and the person who
+    wrote to it last get a message."""
     head = error.head
     bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
     # Notify once per stop. Otherwise a loop would send its operators a message for each refused answer.
@@ -529,16 +528,15 @@ def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceede
 
 
 def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
-    """Return the details of an exceeded budget that the notices of the stop contain."""
+    """Return the details of an exceeded budget for the notices about the stop."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
 
 def _write_notice(
     state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None
 ) -> Row:
-    """Return the network's message to one participant about a stopped conversation. The message belongs to this
-    conversation but is not charged to its budget. Replies to the message are refused, so that it cannot start a
-    loop."""
+    """Return the network's message to one participant about a stopped conversation. The message belongs to the
+    conversation but is not charged to its budget. Replies to the message are refused, so it cannot start a loop."""
     content = {"kind": "loop_stopped", **body}
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
 
@@ -554,8 +552,8 @@ def refuse_after_defect(entry: Entry, quote: str) -> Outcome:
 
 
 def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
-    """Return the outcome of an entry that could not be stored: an error for the sender. A ``hello`` is refused and its
-    connection closed with ``code``."""
+    """Return the outcome of an entry that could not be stored: an error for the sender. A ``hello`` is refused, and its
+    connection is closed with ``code``."""
     match entry:
         case Send() | Record() | Group() | Operate():
             return Outcome(effects=(SessionReply(entry.origin.session_id, error_bytes(error, entry.keys)),))

@@ -3,10 +3,10 @@ step 6. Pure.
 
 The *first parties* of a conversation are the sender of its root and the participants whom the root names: its
 recipient, or the ids in ``requires_response``. First parties may use the whole budget. When a party addresses a
-participant directly, or names a participant in ``requires_response``, that participant becomes a *party* too. Reading
-messages does not make anybody a party. One eighth of the budget is reserved for the first parties. Each other party may
+participant directly or names a participant in ``requires_response``, this participant becomes a *party* too. Reading
+messages does not make anyone a party. One eighth of the budget is reserved for the first parties. Each other party may
 use at most half of the budget. A participant who is not a party may use at most a quarter, and all such participants
-together at most half. Participants who answer without being asked therefore cannot use up the budget of others.
+together at most half. So participants who answer without being asked cannot use up the budget of others.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ from .visibility import parties
 # party addresses a participant in `others`, the participant moves to `parties` and keeps its count. The budget is
 # `max_root_messages`, and each resumption of the conversation adds the same number again.
 #
-# If the ledger has lost a budget, the owner is unknown. In this case `began_by` is empty, `messages` counts only
-# messages after the loss, and shares are not limited. If the hub guessed the owner, a stranger could claim the
-# conversation.
+# If the ledger has lost a budget, the owner is unknown. Then `began_by` is empty, `messages` counts only messages after
+# the loss, and shares are not limited. If the hub guessed the owner, a stranger could claim the conversation.
 
 MAX_SPENDERS = 256
-"""Maximum number of participants whom one conversation counts by name. All further participants share one count."""
+"""Maximum number of participants that one conversation counts separately. All further participants share one count."""
 
 
 class BudgetExceeded(LoopStopped):
-    """A `LoopStopped` error, with the message that would have exceeded the limit.
+    """A `LoopStopped` error with the message that would have exceeded the limit.
 
-    ``limit`` is a field of `Limits`. ``bound`` names the check, because several checks use one field. ``used_by`` is
-    the participant who sent the most counted messages, and ``used`` is the number of those messages. ``notice`` is the
-    text shown to people.
+    ``limit`` is a field of `Limits`. ``bound`` names the check, because several checks use the same field. ``used_by``
+    is the participant with the most counted messages, and ``used`` is the number of these messages. ``notice`` is the
+    text for people.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class BudgetExceeded(LoopStopped):
 
 
 def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBudget:
-    """Return the budget of a new conversation that contains only its root. ``named`` are the participants named in the
-    root."""
+    """Return the budget of a new conversation that contains only its root. ``named`` lists the participants that the
+    root names."""
     talkers = parties(root) if root.kind in ("direct", "mod") else (root.sender_id,)
     first = tuple(dict.fromkeys((*talkers, *named)))[:MAX_SPENDERS]
     return ConversationBudget(
@@ -74,7 +73,7 @@ def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBu
 def charge_budget(
     limits: Limits, budget: ConversationBudget, head: MessageHead, spender: str, addressed: Iterable[str]
 ) -> ConversationBudget:
-    """Charge a message to the budget of its conversation, on the account of ``spender``. If the spender is a party, the
+    """Charge a message to the budget of its conversation, in the name of ``spender``. If the spender is a party, the
     participants in ``addressed`` become parties. Raise `BudgetExceeded` if a limit is reached."""
     most = limits.max_root_messages + budget.extra_messages
     most_hops = limits.max_hops + budget.extra_hops
@@ -87,11 +86,11 @@ def charge_budget(
         _check_share(budget, head, spender, most)
     parties, others = budget.parties, budget.others
     if spender in parties:
-        # Copy the dicts: the budget is an immutable value that the committed state may share.
+        # Copy the dicts, because the committed state may share this immutable budget.
         parties = {**parties, spender: parties[spender] + 1}
         for name in addressed:
             if name not in parties and len(parties) < MAX_SPENDERS:
-                # Move the count to the other table. Starting from 0 would give the participant a second share.
+                # Move the count to the other table. Starting from 0 would grant the participant a second share.
                 parties[name] = others.get(name, 0)
                 others = {other_id: count for other_id, count in others.items() if other_id != name}
     else:
@@ -103,8 +102,8 @@ def charge_budget(
 
 
 def _check_share(budget: ConversationBudget, head: MessageHead, spender: str, most: int) -> None:
-    """Refuse a message that exceeds the share of its sender, or the common share of everybody except the first
-    parties."""
+    """Raise `BudgetExceeded` if a message exceeds the share of its sender, or the common share of all participants
+    except the first parties."""
     is_party = spender in budget.parties
     used = budget.parties[spender] if is_party else budget.others.get(spender, budget.others.get("", 0))
     alone = max(1, most // (2 if is_party else 4))
@@ -137,7 +136,7 @@ def _stop(budget: ConversationBudget, head: MessageHead, limit: str, bound: str,
 
 
 def find_top_sender(budget: ConversationBudget) -> tuple[str, int]:
-    """Return the participant who sent the most messages of a conversation, and the number of those messages. In a tie,
-    the alphabetically first id wins."""
+    """Return the participant with the most messages in a conversation, and the number of these messages. In a tie, the
+    alphabetically first id wins."""
     counts: Mapping[str, int] = {**budget.others, **budget.parties}
     return max(sorted(counts.items()), key=lambda item: item[1], default=("", 0))

@@ -1,6 +1,6 @@
 """Inputs and outputs of `apply`: entries, and the outcome with its rows, table writes and effects.
 
-All types in this module are plain data. An entry identifies its session by id, because only the hub uses session
+All types in this module are plain data. An entry identifies its session by id, because only the hub has session
 objects.
 """
 
@@ -33,16 +33,17 @@ class Origin(Struct, frozen=True):
     fencing_token: int | None = None
     joined_at: int = 0
     token: str = ""
-    """Hash of the token with which the session joined. Empty for the owner, and for sessions inside the node's
+    """Hash of the token with which the session joined. Empty for the owner and for sessions inside the node's
     process."""
 
 
 class Peer(Struct, frozen=True):
-    """Properties of a connection's remote end, reported by the transport.
+    """Properties of a connection's remote end, as reported by the transport.
 
     ``is_local`` is true if the peer runs on this machine, without a proxy in between. ``is_page`` is true if a web page
-    in a browser opened the connection. ``is_trusted`` is true if the peer runs in the hub's own process and needs no
-    token. If ``administers`` is true, a trusted peer that joins as a person or a service becomes an operator.
+    in a browser opened the connection. ``is_trusted`` is true if the peer runs in the hub's own process, so that it
+    needs no token. ``administers`` applies only to trusted peers: if it is true, a peer that joins as a person or a
+    service becomes an operator.
     """
 
     is_local: bool = False
@@ -56,8 +57,8 @@ class Peer(Struct, frozen=True):
 
 class Join(Struct, frozen=True):
     """Entry for a ``hello`` frame. ``token_hash`` and ``new_hash`` are the hashes of the frame's fields ``token`` and
-    ``new_token``. A hash is None if the frame does not contain the field. ``has_live_reactor`` is true if a live
-    session of the agent holds a fencing token."""
+    ``new_token``, or None if the frame does not have the field. ``has_live_reactor`` is true if a live session of the
+    agent holds a fencing token."""
 
     session_id: str
     hello: HelloFrame
@@ -69,8 +70,8 @@ class Join(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True, gc=False):
-    """Entry for a ``send`` frame. ``refusal`` is the error of a mod's ``before`` hook. The refusal is ignored if the
-    frame repeats a stored message."""
+    """Entry for a ``send`` frame. ``refusal`` is an error raised by a mod's ``before`` hook. It is ignored if the frame
+    repeats a stored message."""
 
     origin: Origin
     key: tuple[str, str]
@@ -79,7 +80,7 @@ class Send(Struct, frozen=True, gc=False):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame, to be repeated in the answer."""
+        """Ids of the frame, which the answer repeats."""
         return {"message_id": self.frame.message_id}
 
 
@@ -87,7 +88,7 @@ class Record(Struct, frozen=True):
     """Entry for a ``record`` frame. For the kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the
     smallest seq of the prompt. If ``usage`` is set, ``trigger`` is the trigger of the open reaction.
 
-    ``refusal`` is an error found in the body. The refusal is ignored if the frame repeats a stored record.
+    ``refusal`` is an error found in the body. It is ignored if the frame repeats a stored record.
     """
 
     origin: Origin
@@ -97,17 +98,17 @@ class Record(Struct, frozen=True):
     oldest: int | None = None
     refusal: RoundelayError | None = None
     usage: Mapping[str, TokenUsage] | None = None
-    """Tokens reported in the body, by model."""
+    """Tokens that the body reports, by model."""
     call: str = ""
     """Path of the tool call to which the record belongs (`call_progress.track_calls`)."""
     wait: CallWait | None = None
-    """Participants or decision for which a tool call waits, from the body of a ``waiting`` record."""
+    """What a tool call waits for, participants or a decision, from the body of a ``waiting`` record."""
     may_withdraw: bool = False
-    """Whether the record ends a reaction that is no longer open. A dead letter may have closed this reaction."""
+    """Whether the record ends a reaction that is no longer open. A dead letter may have closed the reaction."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame, to be repeated in the answer."""
+        """Ids of the frame, which the answer repeats."""
         return {"record_id": self.frame.record_id}
 
 
@@ -120,14 +121,14 @@ class Group(Struct, frozen=True):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame, to be repeated in the answer."""
+        """Ids of the frame, which the answer repeats."""
         return {"batch_id": self.batch_id}
 
 
 class Operate(Struct, frozen=True):
-    """Entry for a ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the
-    operation's IO. ``refusal`` is the error raised by the operation's IO. The refusal is ignored if the frame repeats
-    an earlier call."""
+    """Entry for a ``call`` of an operation that changes something, with decoded arguments. ``prepared`` is the result
+    of the operation's IO, and ``refusal`` is an error raised by this IO. The refusal is ignored if the frame repeats an
+    earlier call."""
 
     origin: Origin
     call_id: str
@@ -137,11 +138,11 @@ class Operate(Struct, frozen=True):
     prepared: Any = None
     refusal: RoundelayError | None = None
     needs: tuple[str | int, ...] = ()
-    """Keys of the mod's cold values (str) and seqs of messages (int) that the operation needs from the ledger."""
+    """Data that the operation needs from the ledger: keys of the mod's cold values (str) and seqs of messages (int)."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame, to be repeated in the answer."""
+        """Ids of the frame, which the answer repeats."""
         return {"call_id": self.call_id}
 
 
@@ -155,8 +156,8 @@ class Nack(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """Entry for a reactor session that ended without a ``bye``. The process of the session may have ended, or may
-    reconnect. The agent's next ``hello`` shows which of the two has happened."""
+    """Entry for a reactor session that ended without a ``bye``. Its process may have ended, or may reconnect. The
+    agent's next ``hello`` shows what happened."""
 
     origin: Origin
 
@@ -175,9 +176,9 @@ class SaveAckCursors(Struct, frozen=True):
 
 
 class BindCredentials(Struct, frozen=True):
-    """Entry for credentials that the node itself binds. ``tokens`` maps ids of agents to hashes of their tokens.
-    ``logins`` maps hashes of codes to one-time logins. Agents in the node's own file are bound before other clients can
-    register their ids."""
+    """Entry for credentials that the node itself binds. ``tokens`` maps agent ids to hashes of tokens. ``logins`` maps
+    hashes of codes to one-time logins. Agents in the node's own file are bound before other clients can register their
+    ids."""
 
     tokens: dict[str, str] = {}
     logins: dict[str, Login] = {}
@@ -191,7 +192,7 @@ class EndTakeover(Struct, frozen=True):
 
 class ReachDueTime(Struct, frozen=True):
     """Entry for a due time of a mod that has passed, according to the hub's clock. ``absent_ms`` is the time in ms
-    since the watched participant's last session ended. The value is 0 while the participant has a session."""
+    since the last session of the watched participant ended. It is 0 while the participant has a session."""
 
     mod: str
     key: str
@@ -216,11 +217,11 @@ class ModEntry(Struct, frozen=True):
 
 
 class RefusedFrame(Struct, frozen=True):
-    """Entry for a frame that was refused before the batch. Queueing the refusal makes it count against the rate, and
-    keeps the answers in order.
+    """Entry for a frame that was refused before the batch. As an entry, the refusal counts against the rate, and the
+    answers keep their order.
 
     The entry may wait for a long time, so it drops the traceback of the error. The traceback would keep the frame's
-    bytes in memory, and no limit counts those bytes (`Pending.bytes`).
+    bytes in memory, and no limit counts these bytes (`PendingEntries.bytes`).
     """
 
     origin: Origin
@@ -232,14 +233,13 @@ class RefusedFrame(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """Entry for a session that said ``bye``. The entry is queued, so that earlier frames of the session are answered
-    first."""
+    """Entry for a session that said ``bye``. It is queued, so that earlier frames of the session are answered first."""
 
     origin: Origin
 
 
 AnsweredEntry: TypeAlias = Send | Record | Group | Operate | ModEntry | RefusedFrame
-"""Entries whose refusal is answered with an error. Only the answer to a `ModEntry` has no receiver."""
+"""Entries whose refusal is answered with an error. For a `ModEntry`, the answer has no receiver."""
 Entry: TypeAlias = (
     Join
     | AnsweredEntry
@@ -274,7 +274,7 @@ class AcceptSession(Struct, frozen=True):
 
 
 class RefuseSession(Struct, frozen=True):
-    """Effect: refuse a session. Send ``error`` first, if there is one, then close the connection with ``code``."""
+    """Effect: refuse a session. If ``error`` is set, send it first. Then close the connection with ``code``."""
 
     session_id: str
     code: int
@@ -283,7 +283,7 @@ class RefuseSession(Struct, frozen=True):
 
 class SendNotice(Struct, frozen=True):
     """Effect: send a notice to all sessions of ``agent_ids``, and to operators if ``to_operators`` is set.
-    ``sender_id`` gets the notice without the reason. ``except_session`` gets no notice, because that session caused
+    ``sender_id`` gets the notice without the reason. ``except_session`` gets no notice, because this session caused
     it."""
 
     agent_ids: frozenset[str]
@@ -298,10 +298,9 @@ class SendNotice(Struct, frozen=True):
 
 
 class NotifyMembership(Struct, frozen=True):
-    """Effect: send the notice `members` to everyone who watches presence. If ``channel`` is set, the members of this
+    """Effect: send the notice `members` to the sessions that watch presence. If ``channel`` is set, the members of this
     channel, or the messages that they may read, have changed. If ``channel`` is None, a participant was removed from
-    the network. ``agent_id`` is the affected participant, if there is one.
-    """
+    the network. ``agent_id`` is the affected participant, if any."""
 
     channel: str | None
     agent_id: str | None
@@ -324,8 +323,8 @@ class ScheduleRetry(Struct, frozen=True):
 
 
 class DisconnectParticipant(Struct, frozen=True):
-    """Effect: close sessions of a participant with code 4403. Close all sessions, or only the sessions that joined with
-    one token, given by its hash."""
+    """Effect: close sessions of a participant with code 4403. With ``token``, the hash of a token, close only the
+    sessions that joined with this token. Otherwise close all of them."""
 
     agent_id: str
     reason: str
@@ -355,7 +354,7 @@ Effect: TypeAlias = SessionReply | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):
-    """All results of one entry. Nothing takes effect before the commit."""
+    """The results of one entry. Nothing takes effect before the commit."""
 
     rows: Sequence[Row] = ()
     writes: Sequence[TableWrite] = ()
@@ -371,7 +370,7 @@ NOTHING = Outcome()
 
 
 def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> bytes:
-    """Encode an exception as an ``error`` frame. ``keys`` are the ids of the request, which the frame repeats."""
+    """Encode an error as an ``error`` frame. ``keys`` are the ids of the request, which the frame repeats."""
     retry_after_ms: int | None = getattr(error, "retry_after_ms", None)
     retry_after = UNSET if retry_after_ms is None else retry_after_ms
     return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after, **(keys or {})))

@@ -1,8 +1,8 @@
 """Step 6 for failed deliveries: attempts, retries and dead letters.
 
-A delivery fails when the agent sends a ``nack``, or when the process that worked on its reaction is lost. The process
-counts as lost only when another process joins, because the same process may reconnect. The fifth failure makes the
-message a dead letter. `redelivery` delivers messages again, on the event loop. Pure.
+A delivery fails when the agent sends a ``nack``, or when the process that worked on its reaction is lost. A process
+counts as lost only when another process of the agent joins, because the same process may reconnect. The fifth failure
+makes the message a dead letter. `redelivery` delivers messages again, on the event loop. Pure.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
     agent_id = entry.origin.agent_id
     try:
         check_session(state, entry.origin)
-    except Forbidden:  # Count no failure for a superseded session. Deliver the message again as the same attempt.
+    except Forbidden:  # count no failure for a superseded session, and deliver the message again as the same attempt
         attempt: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
         attempt_now = 1 + (attempt.failures if attempt is not None else 0)
         return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
@@ -71,8 +71,8 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
 def record_delivery_failure(
     change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count a failed delivery. Schedule the next attempt unless the message has become a dead letter. Return the number
-    of failures."""
+    """Count a failed delivery. Schedule the next attempt, unless the message has become a dead letter. Return the
+    number of failures."""
     agent_id = change.origin.agent_id
     failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
     if failures < MAX_FAILURES:
@@ -82,7 +82,7 @@ def record_delivery_failure(
 
 
 def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
-    """Mark an agent's process as lost if the process leaves open reactions."""
+    """Mark an agent's process as lost if it has left open reactions."""
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
     # If a newer session holds the fencing token now, the agent is not lost.
@@ -95,15 +95,15 @@ def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
 
 def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
     """Count one failure for each message that a lost process was working on. Called when another process replaces the
-    lost one.
+    lost process.
 
-    If the process did not send an ``instance`` name, the hub cannot distinguish waiting from working, so all its
+    If the process did not send an ``instance`` name, the hub cannot distinguish waiting from working. Then all of its
     reactions count as failed.
     """
     agent_id = lost.agent_id
     at_work: dict[int, OpenReaction] = {}
     for reaction in change.state.reactions_of(agent_id).values():
-        # A waiting reaction did not run when the process was lost. Counting it would turn a message into a dead letter
+        # A waiting reaction did not run when the process was lost. Counting it could turn a message into a dead letter
         # although its answer is still to come.
         if not lost.instance or is_at_work(reaction, lost.life):
             # Group by trigger: several reactions to one message count as one failed delivery.
@@ -115,17 +115,16 @@ def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
 
 
 def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
-    """Reset the failure count of a trigger, because its reaction has made progress since the last failure."""
+    """Reset the failure count of a trigger. Its reaction has made progress since the last failure."""
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
-        # Keep the attempt of a restored dead letter. Without the attempt, the ack cursor would report the message as
-        # handled.
+        # Keep the attempt of a restored dead letter. Without it, the ack cursor would report the message as handled.
         change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
 
 
 def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
-    """Withdraw a dead letter, because a reaction to the message has ended after all. Everyone who was notified of the
+    """Withdraw a dead letter because a reaction to its message has ended after all. Everyone who was notified of the
     dead letter gets a second notice."""
     given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
@@ -150,8 +149,8 @@ def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
 
 
 def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
-    """Add to an ack cursor the seqs that were handled after the cursor was read. Without this merge, storing the cursor
-    would undo dead letters of other commits."""
+    """Add the seqs that were handled after an ack cursor was read to this cursor. Without this merge, storing the
+    cursor would undo dead letters of other commits."""
     if write.table != "floor":
         return write
     current, cursor = state.ack_cursor(write.key), write.value
@@ -162,14 +161,14 @@ def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
 
 
 def save_ack_cursors(state: State, entry: SaveAckCursors) -> Outcome:
-    """Return the writes that store ack cursors and close the deliveries that the cursors mark as handled."""
+    """Return the outcome of storing ack cursors. It also closes the deliveries that the cursors mark as handled."""
     writes = [merge_ack_cursor(state, write) for write in entry.writes]
     return Outcome(writes=(*writes, *close_handled(state, writes)))
 
 
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes that delete the failures of a handled message. If there was more than one attempt, store the
-    number of attempts."""
+    """Return the writes that delete the failures of a handled message. If there was more than one attempt, the number
+    of attempts is stored."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     if attempt is None:
         return []
@@ -194,16 +193,16 @@ def count_failure(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
-    # Close the open reactions, so that no restarted process resumes them. If a reaction finishes anyway, its end
+    # Close the open reactions, so that no restarted process resumes them. If such a reaction finishes anyway, its end
     # withdraws the dead letter (`withdraw_dead_letter`).
     open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, reaction_key in open_reactions.items():
         change.set_value("reaction", reaction_key, None)
-        # Index the dead letter by reaction: the agent may still be alive, and may still send ``finished``.
+        # Index the dead letter by reaction: the agent may still run and may still send ``finished``.
         change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
     letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(open_reactions), sender_id or "")
     cursor = change.state.ack_cursor(agent_id)
-    # Advance the cursor in the same commit: after a crash, a dead letter must not be delivered again.
+    # Advance the cursor in the same commit. Otherwise the dead letter could be delivered again after a crash.
     if not cursor.is_handled(seq):
         change.set_value("floor", agent_id, cursor.with_handled([seq]))
     change.set_value("attempt", key, None)

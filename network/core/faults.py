@@ -1,7 +1,7 @@
 """Faults of agents: problems that prevent an agent from working.
 
 A fault has one of these causes: a model that does not reply, an error in the agent's own code, deliveries that became
-dead letters, or a process that ended. Each agent has at most one `AgentFault`, which is stored with its participant and
+dead letters, or a process that ended. Each agent has at most one `AgentFault`. It is stored with the participant and
 counts repeats. The fault ends when the agent finishes a reaction, or when the node reports that the process runs again.
 Operators see faults in their inbox and in every list of agents. Pure.
 """
@@ -60,14 +60,14 @@ _WHAT: Mapping[str, str] = {
 
 
 def describe_fault(fault: AgentFault) -> str:
-    """Return a description of the problem. The text omits the provider's own error message, which only operators may
-    see."""
+    """Return a description of the problem. The text does not contain the provider's own error message, because only
+    operators may see it."""
     times = f" ({fault.count} times)" if fault.count > 1 else ""
     return f"cannot answer: {_WHAT.get(fault.failure or fault.cause, 'its model fails')}{times}"
 
 
 def describe_remedy(agent_id: str, fault: AgentFault) -> str:
-    """Return the action with which an operator can fix a fault."""
+    """Return a text that tells an operator how to fix a fault."""
     return _TO_DO.get(fault.failure or fault.cause, _TO_DO["server"]).format(agent_id=agent_id)
 
 
@@ -90,8 +90,8 @@ def record_failure(
     seq: int = 0,
     reaction: str = "",
 ) -> None:
-    """Record one failure of an agent. A failure of the same kind as the last one keeps the start time of the fault and
-    increases its count."""
+    """Record one failure of an agent. If the last failure was of the same kind, the fault keeps its start time and its
+    count increases."""
     participant = change.state.participant(agent_id)
     if participant is None or participant.kind != "agent":
         return
@@ -107,7 +107,7 @@ def record_failure(
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
     """Record or clear an agent's fault, depending on how a reaction ended."""
-    # A failure of one conversation is not a fault of the agent: the agent can still answer everybody else.
+    # A failure of one conversation is not a fault of the agent. The agent can still answer everyone else.
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
@@ -117,26 +117,26 @@ def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, b
     if participant is None or participant.fault is UNSET or body.status != "finished":
         return
     fault = participant.fault
-    # If a message was read in another reaction, its own reaction ends without a model call. Such an end does not show
-    # whether the model works.
+    # A message may be read in another reaction. Its own reaction then ends without a model call, so this end does not
+    # show whether the model works.
     if fault.reaction != reaction and (body.turns or fault.cause != "model"):
         clear_fault(change, participant)
 
 
 def clear_fault(change: ChangeSet, participant: Participant) -> None:
-    """Clear a fault, because the agent works again."""
+    """Clear the fault of an agent that works again."""
     if participant.fault is not UNSET:
         change.set_value("participant", participant.agent_id, msgspec.structs.replace(participant, fault=UNSET))
 
 
 def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
-    """Apply the node's report about the process of one of its agents. Register an agent that has never joined, so that
-    lists of agents include it."""
+    """Apply the node's report about the process of one of its agents. An agent that has never joined is registered, so
+    that lists of agents include it."""
     change = ChangeSet(rules, state, Facts(), Origin("", entry.agent_id, "agent"))
     participant = state.participant(entry.agent_id)
     if participant is not None and (participant.kind != "agent" or participant.removed_seq is not None):
         return NOTHING
-    # A restart clears only a fault of the process. A wrong key, for example, is still wrong in the new process.
+    # A restart clears only a fault of the process. Other faults remain: a wrong key, for example, is still wrong.
     if entry.reason is None:
         if participant is not None and participant.fault is not UNSET and participant.fault.cause == "ended":
             clear_fault(change, participant)

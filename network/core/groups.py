@@ -1,7 +1,7 @@
 """Step 6 for a ``batch``: several messages and records of one session, in one commit.
 
-The entries are decided in order, and each entry sees the outcomes of earlier entries. The first refusal ends the batch.
-A later entry therefore never depends on an entry that was not stored. The client gets one answer. Pure.
+The entries are decided in order, and each entry sees the outcomes of the entries before it. The first refusal ends the
+batch. So no entry depends on an entry that was not stored. The client gets one answer. Pure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STORED = b'{"type":"stored"'
 
 
 def apply_group(rules: Rules, state: State, facts: Facts, group: Group, decide: _Decide) -> Outcome:
-    """Return the outcome of a batch. ``decide`` returns the outcome of a single entry, including refused entries."""
+    """Return the outcome of a batch. ``decide`` returns the outcome of a single entry, even if the entry is refused."""
     draft = state.draft()
-    # Overlay the maps, so that a repeated id or a reply within the batch finds the rows of earlier entries.
+    # Overlay the maps: a repeated id or a reply within the batch must find the rows of earlier entries.
     keys, heads = ChainMap({}, facts.stored), ChainMap({}, facts.heads)
     seen = Facts(keys, heads, facts.cold, facts.damaged)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""Indexes of the state. Each value belongs to groups, and some values are entries of ordered lists ("orders").
+"""Indexes of the state. A value belongs to groups, and some values are also entries of ordered lists ("orders").
 
 `State` updates the indexes with each write. Pure.
 """
@@ -17,12 +17,12 @@ from .reserved_ids import skeleton
 from .tables import Member, OpenReaction, Participant
 
 Group: TypeAlias = tuple[str, str]
-"""Name of a group, and the owner of this particular group, for example a channel or an agent."""
+"""Name of a kind of group, and the owner of this group, for example a channel or an agent."""
 
 
 class Order:
-    """Changes of one state level to an ordered list: pairs added at this level, ascending, and pairs removed from lower
-    levels."""
+    """The changes that one level of the state makes to an ordered list: pairs added at this level, ascending, and pairs
+    removed from lower levels."""
 
     __slots__ = ("added", "gone")
 
@@ -44,13 +44,13 @@ class Order:
             self.gone.add(entry)
 
     def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
-        """Return the pairs of the lower levels with the changes of this level applied, in ascending order."""
+        """Return the pairs of the lower levels with the changes of this level applied, ascending."""
         kept = (entry for entry in older if entry not in self.gone) if self.gone else older
         return heapq.merge(kept, self.added) if self.added else kept
 
 
 def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]:
-    """Return the groups that a value belongs to, and the value's key in each group."""
+    """Return the groups to which a value belongs, and the value's key in each group."""
     match table:
         case "member":
             channel, _, agent_id = key.partition("/")
@@ -116,12 +116,12 @@ def arrival_entry(agent_id: str, member: Member | None) -> tuple[int, str] | Non
 
 
 def beginning_entry(key: str, reaction: OpenReaction | None) -> tuple[int, str] | None:
-    """Return a reaction's entry in the order of the oldest seq of each prompt."""
+    """Return a reaction's entry in the order of the oldest seq in each prompt, or None without a reaction."""
     return (reaction.oldest, key) if reaction is not None else None
 
 
 def due_entry(key: str, due: DueTime | None) -> tuple[int, str] | None:
-    """Return a due time's entry in the order of due times of its mod."""
+    """Return a due time's entry in the order of its mod's due times, or None without a due time."""
     return (due.at, key) if due is not None else None
 
 
@@ -142,4 +142,4 @@ INDEXED = frozenset(
         "delivery",
     }
 )
-"""Names of the tables whose values belong to groups or orders."""
+"""Tables whose values belong to groups or orders."""

@@ -1,4 +1,4 @@
-"""Step 6 for ``hello``: the participant's identity, the proof of that identity, and the session's fencing token.
+"""Step 6 for ``hello``: the participant's identity, the proof of this identity, and the session's fencing token.
 
 docs/protocol/identity.md defines the rules. This module receives and stores only hashes of tokens. `publisher` sends
 the welcome. Pure.
@@ -44,13 +44,13 @@ CLOSE_CODES: dict[type[RoundelayError], int] = {
 }
 """Close code for a refused ``hello``, by error class (docs/protocol.md)."""
 FIRST_USES = ""
-"""Key of the bucket that counts all ids registered by first use. An id is never empty, so no participant uses this
+"""Key of the bucket that counts all ids registered by first use. An id is never empty, so no participant has this
 key."""
 
 
 class Identity(Struct, frozen=True):
-    """Identity proved by a ``hello``. ``binds``: the id is used for the first time, so the hash of the token is bound
-    to it. ``login`` is the one-time login that the session uses up, if there is one."""
+    """Identity that a ``hello`` has proved. If ``binds`` is true, the id is used for the first time, so the hash of the
+    token is bound to it. ``login`` is the one-time login that the session uses up, if any."""
 
     is_operator: bool
     binds: bool
@@ -75,7 +75,7 @@ def hash_token(token: str) -> str:
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
-    """Return the outcome of a ``hello``: `AcceptSession` or `RefuseSession`."""
+    """Return the outcome of a ``hello``: either an `AcceptSession` or a `RefuseSession` effect."""
     try:
         return _join(rules, state, facts, entry)
     except (RequestError, RateLimited) as error:
@@ -94,15 +94,15 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     shown = hello.fence if is_reactor and hello.fence is not UNSET else None
     if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
         return Outcome(effects=(RefuseSession(entry.session_id, 4409, None),))
-    # A token above the newest one was issued by a ledger that was lost or replaced.
+    # A token above the newest one was issued by a ledger that has since been lost or replaced.
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
-    # Issue tokens here, in the order of the log, so that two nodes or batches can never issue the same token.
+    # Issue fencing tokens here, in the order of the log. So two nodes or batches can never issue the same token.
     fence = newest + 1 if is_reactor else None
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
     is_operator = identity.is_operator or administers
-    # Store the token's hash in the session: revoking the token must end the session.
+    # Store the token's hash in the session, so that revoking the token ends the session.
     token = "" if entry.is_owner or entry.peer.is_trusted else entry.new_hash or entry.token_hash or ""
     origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head, token)
     change = ChangeSet(rules, state, facts, origin)
@@ -118,12 +118,12 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if fence is not None:
         instance = hello.instance if hello.instance is not UNSET else ""
         is_same = bool(instance) and instance == participant.instance  # the same process as before the reconnect
-        # Another process has replaced the lost one. Only now is it certain that the lost process will not continue.
+        # Another process has replaced the lost one, so the lost process will certainly not continue.
         if participant.is_lost and not is_same:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
-        # The life is the first fencing token of a process. A reconnect therefore does not look like a new process.
+        # The life of a process is its first fencing token. So a reconnect does not look like a new process.
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False
@@ -143,7 +143,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
 
 
 def _find_kind(state: State, entry: Join) -> HelloFrame:
-    """Return the ``hello`` with its missing kind filled in, taken from the token or from the registered id. Raise
+    """Return the ``hello`` with its missing kind, which is taken from the token or from the registered id. Raise
     `NotAuthenticated` if neither is known."""
     hello = entry.hello
     participant = state.participant(hello.agent_id)
@@ -163,9 +163,10 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
 
 
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
-    """Return the writes for credentials that the node itself binds. Expired logins are deleted."""
+    """Return the writes for credentials that the node itself binds. If there are new logins, expired logins are
+    deleted."""
     tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
-    # Remove expired logins when new ones are created: no timer removes them.
+    # No timer removes expired logins, so remove them when new logins are created.
     expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
     return (*tokens, *expired, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 
@@ -176,22 +177,22 @@ def find_expired_logins(state: State) -> dict[str, Login]:
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
-    """Return whether the newest fencing token was issued in exchange for ``fence`` and no live session holds it. In
-    this case the welcome was lost, or its session has ended."""
+    """Return whether the newest fencing token was issued in exchange for ``fence`` and no live session holds it. If so,
+    the welcome was lost, or the session has ended."""
     return participant is not None and fence == participant.fence_shown and not entry.has_live_reactor
 
 
 def _count_registration(change: ChangeSet) -> None:
-    """Count an id registered by first use against the hub's rate for registrations. Raise `RateLimited` if the rate is
-    exceeded."""
+    """Count an id that is registered by first use against the hub's rate for registrations. Raise `RateLimited` if the
+    rate is exceeded."""
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
     change.set_value("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
 
 
 def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
-    """Bind the token to the id of a one-time login. Keep the used login until it expires, so that a second page gets
-    the right reason for its refusal."""
+    """Bind the token to the id of a one-time login. The used login is kept until it expires, so that the refusal of a
+    second page can state the right reason."""
     event = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
     change.write_row("token", data=encode(event))
     change.set_value("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
@@ -202,8 +203,8 @@ def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) ->
 
 
 def identify(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
-    """Return the identity proved by a ``hello``. ``mods`` are the ids of the hub's mods. Raise an error of a class in
-    `CLOSE_CODES` if the proof fails."""
+    """Return the identity that a ``hello`` proves. ``mods`` are the ids of the hub's mods. If the proof fails, raise an
+    error whose class is in `CLOSE_CODES`."""
     hello = join.hello
     if hello.protocol != PROTOCOL_VERSION:
         raise UnsupportedProtocol(
@@ -243,7 +244,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     if token is not None:
         return _use_token(hello.agent_id, hello.joins_as, token)
     if state.get("login", join.token_hash) is not None:
-        raise NotAuthenticated("This is the code of a login, and no token; hello needs new_token with it.")
+        raise NotAuthenticated("This is a login code and not a token. Send a new_token with it.")
     if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
         kind = "" if hello.joins_as == "agent" else f" --kind {hello.joins_as}"
         raise NotAuthenticated(
@@ -265,14 +266,14 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
         way_out = f"Make a token: roundelay token create {hello.agent_id}."
         raise NotAuthenticated(f"{hello.agent_id} is new here; {unfit}. {way_out}")
     look_alike = describe_look_alike(state, hello.agent_id)
-    if look_alike is not None:  # check last: a client without the right to register must not learn which ids exist
+    if look_alike is not None:  # check last: a client that may not register must not learn which ids exist
         raise _not_given_out(hello.agent_id, look_alike)
     return Identity(is_operator=False, binds=True)
 
 
 def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
     if token.agent_id != agent_id:
-        raise NotAuthenticated(f"This token is not that of {agent_id}.")
+        raise NotAuthenticated(f"This token does not belong to {agent_id}.")
     if token.revoked:
         raise Forbidden("This token was revoked; ask an operator for another.")
     if token.kind != kind:
@@ -293,17 +294,17 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     hello = join.hello
     if join.token_hash is None or join.token_hash == new_hash:
         raise InvalidFrame(
-            "With new_token, a token of the client's own making, token is the code of a login, and another."
+            "With new_token, the field token must be the code of a login, and new_token a different, new token."
         )
     login: Login | None = state.get("login", join.token_hash)
     is_open = login is not None and not login.used_by and state.stamp < login.expires_at
     token: Token | None = state.get("token", new_hash)
-    # The token was bound to its id before. Most likely this login bound it, and the welcome was lost or the page was
-    # reloaded.
+    # The token was bound to its id before. Most likely this login bound it, and then the welcome was lost or the page
+    # was reloaded.
     if token is not None and not is_open:
         return _use_token(hello.agent_id, hello.joins_as, token)
     if token is not None:
-        raise NotAuthenticated("This new_token is in use; make another.")
+        raise NotAuthenticated("This new_token is already in use. Generate another.")
     if login is None or not is_open:
         gone = "was used by another page" if login is not None and login.used_by else "is unknown, or its time is over"
         raise NotAuthenticated(
@@ -311,14 +312,14 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
             "roundelay web --as ID (an operator elsewhere makes it too)."
         )
     if login.agent_id != hello.agent_id:
-        raise NotAuthenticated(f"This login is not that of {hello.agent_id}.")
+        raise NotAuthenticated(f"This login is not for {hello.agent_id}.")
     if login.kind != hello.joins_as:
         raise Forbidden(f"This login joins {hello.agent_id} as {login.kind}, not {hello.joins_as}.")
     return Identity(is_operator=login.operator, binds=False, login=login)
 
 
 def _why_unfit(peer: Peer, registration: Registration) -> str | None:
-    """Return the reason why a new client may not register an id by first use, or None if the client may."""
+    """Return why a new client may not register an id by first use. Return None if it may."""
     if registration == "closed":
         return "nobody binds an id by first use on this network (registration: closed)"
     if peer.is_page:  # any website could open a connection without its visitor's knowledge
@@ -332,8 +333,8 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 
 
 def describe_look_alike(state: State, agent_id: str) -> str | None:
-    """Return a clause that names the known id that this id resembles, or None. Removed ids, and ids with revoked
-    tokens, count as known."""
+    """Return a clause that names the known id that ``agent_id`` resembles, or None. Removed ids and ids with revoked
+    tokens also count as known."""
     # Sort the ids, so that every replay and every node produces the same sentence.
     other = next((other_id for other_id in sorted(state.look_alikes(agent_id)) if other_id != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None

@@ -3,8 +3,8 @@ how much the hub stores for a participant per day. Pure.
 
 Rates and quotas are counted in memory, in the participant's `Bucket`, so counting a message adds no row. A day is a UTC
 day of the entry's timestamp. Only stored messages count against the quota, not refused messages. Whenever the day's sum
-passes a step, the sum is stored (`DayStored`) in the same transaction. A restart therefore loses less than one step.
-The size of a step is a ten-thousandth of the quota, but at least 1 byte or message, and at most 1 MiB or 256 messages.
+passes a step, the sum is stored (`DayStored`) in the same transaction. So a restart loses less than one step. The size
+of a step is a ten-thousandth of the quota, but at least 1 byte or message, and at most 1 MiB or 256 messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
     """
     if most <= 0:
         return 0.0
-    # An idle sender saves up at most one window: idle time before ``now`` gives no further credit.
+    # An idle sender saves up at most one window. Idle time before ``now`` grants no further credit.
     due = arrival if arrival > now else now
     if due - now > window_ms:
         raise rate_limited_error(most, what, int(due - now - window_ms) + 1, window_ms)
@@ -49,8 +49,8 @@ def rate_limited_error(most: int, what: str, wait_ms: int, window_ms: float = 10
 
 
 def next_rates(limits: Limits, bucket: Bucket, stamp: int, *, is_root: bool) -> Rates:
-    """Count one entry of a sender. If ``is_root``, also count one message without a cause. Return the new rates. Raise
-    `RateLimited` if a rate is exceeded."""
+    """Count one entry of a sender against its rate. If ``is_root``, also count it as a message without a cause. Return
+    the new rates. Raise `RateLimited` if a rate is exceeded."""
     sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, SENDS)
     return sends, next_arrival(bucket.roots, stamp, limits.root_messages_per_s, ROOTS) if is_root else bucket.roots
 
@@ -69,12 +69,12 @@ def next_arrival_or_none(arrival: float, now: int, most: int, window_ms: float =
 
 
 ROW_BYTES = 256
-"""Number of bytes charged for each message, record, event and result in addition to its JSON. This number is about the
-size of the ids, the head and the index entries in the database."""
+"""Number of bytes charged for each message, record, event and result in addition to its JSON. This is roughly the size
+of the ids, the head and the index entries in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
 NEAR = 0.9
-"""Used share of a quota above which a participant counts as near the limit."""
+"""Used share of a quota from which on a participant counts as near its limit."""
 UNLIMITED = 1 << 62
 
 
@@ -89,7 +89,8 @@ class Allowance(Struct, frozen=True):
 
 
 class Quotas:
-    """Allowances of all participants: the ``default``, and individual allowances by participant id."""
+    """Allowances of all participants: ``default`` for most of them, and individual ones in ``own`` by participant
+    id."""
 
     def __init__(self, limits: Limits, own: Mapping[str, Quota]) -> None:
         self._names = tuple(Quota.model_fields)
@@ -101,7 +102,7 @@ class Quotas:
         return self.own.get(agent_id, self.default)
 
     def describe(self, agent_id: str) -> dict[str, int | None]:
-        """Return one participant's allowances by the names of the limits. None means unlimited."""
+        """Return one participant's allowances, by the names of the limits. None stands for unlimited."""
         numbers = {name: getattr(self.of(agent_id), name) for name in self._names}
         return {name: None if number == UNLIMITED else number for name, number in numbers.items()}
 
@@ -142,7 +143,7 @@ def count_stored(
     raise `BudgetExhausted` without counting the amount.
 
     If the sums stay below the bucket's ``next_bytes`` and ``next_messages`` on the same day, the result contains only
-    the new sums. Callers therefore skip this function for most messages.
+    the new sums. So callers skip this function for most messages.
     """
     allowed, day = quotas.of(agent_id), stamp // DAY_MS
     # A new UTC day starts at 0, because no timer resets the counters.
@@ -150,7 +151,7 @@ def count_stored(
     bytes_now, messages_now = stored_bytes + size, stored_messages + messages
     if (bytes_now > allowed.bytes_per_day or messages_now > allowed.messages_per_day) and is_bounded:
         raise _refuse(agent_id, allowed, stamp, (stored_bytes, size, stored_messages))
-    # Keep both thresholds within the quota: the message that would exceed the quota must reach this function.
+    # Keep both thresholds within the quota, so that the message that would exceed the quota reaches this function.
     next_bytes = min((bytes_now // allowed.step_bytes + 1) * allowed.step_bytes, allowed.bytes_per_day + 1)
     next_messages = min(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1

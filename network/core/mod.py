@@ -3,21 +3,21 @@
 Mods run only on the hub, and agents get the operations of mods as tools. A mod may implement these methods:
 
 - ``before(incoming)``: step 3, synchronous, no IO. Raises a `RequestError` to refuse a message.
-- ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
-  message's commit.
+- ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the same
+  commit as the message.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
 - ``undelivered(change, failed)``: like ``apply``, but when a message becomes a dead letter.
 - ``deleted(change, message)``: like ``apply``, but when a message is deleted. ``message`` is the head of the message.
 - ``removed(change, agent_id)``: like ``apply``, but when a participant is removed.
-- ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
+- ``due(change, key)``: like ``apply``, but at a time that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. The hook submits results with ``context.submit(payload)``, and the hub
   then calls ``apply_entry(change, payload)``.
 - ``standing(reading, trigger, listeners)``: returns sentences for the end of an agent's prompt. No IO.
-- ``maintain(context)``: once a minute, may do IO and ``context.submit(payload)``.
-- methods marked `operation`: ``change`` operations run in `apply`, after the IO of their ``prepare``. ``read``
-  operations are asynchronous and change nothing.
+- ``maintain(context)``: called once a minute, may do IO and call ``context.submit(payload)``.
+- methods marked with `operation`: ``change`` operations run in `apply`, after the IO of their ``prepare`` method.
+  ``read`` operations are asynchronous and change nothing.
 
-Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md shows an example.
+Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md has an example.
 """
 
 from __future__ import annotations
@@ -51,38 +51,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Incoming(Struct, frozen=True):
-    """A message that is not stored yet. Argument of the hook ``before``."""
+    """A message that is not stored yet, passed to the hook ``before``."""
 
     origin: Origin
     frame: SendFrame
 
 
 class Undelivered(Struct, frozen=True):
-    """A message that has become a dead letter of its recipient. Argument of the hook ``undelivered``."""
+    """A message that has become a dead letter of its recipient, passed to the hook ``undelivered``."""
 
     agent_id: str
     seq: int
     reactions: tuple[str, ...] = ()
-    """Ids of the reactions to the message that were open. The hook ``ended`` does not run for these reactions, because
-    they are closed without a final record."""
+    """Ids of the reactions to the message that were still open. They are closed without a final record, so the hook
+    ``ended`` does not run for them."""
     message: MessageHead | None = None
-    """Head of the message. None if the message is deleted."""
+    """Head of the message, or None if the message was deleted."""
 
 
 class Change(Protocol):
-    """Actions available to synchronous hooks and operations. Either all actions are stored in one commit, or none.
+    """Actions for synchronous hooks and operations. Either all actions of a change are stored in one commit, or none.
     `ChangeSet` implements this class.
 
-    A method that refuses its action raises a `RequestError`. The caller of the operation gets the error, and nothing is
-    changed.
+    If a method refuses its action, it raises a `RequestError`. The caller of the operation gets this error, and nothing
+    is changed.
     """
 
     origin: Origin
     state: State
     stamp: int
     absent_ms: int
-    """Time in ms since the last session of the watched participant ended. Set only in a ``due`` hook. The value is 0
-    while the participant has a session. After a restart of the hub, the time counts from the restart."""
+    """Time in ms since the last session of the watched participant ended. Set only in a ``due`` hook. It is 0 while the
+    participant has a session. After a restart of the hub, it counts from the restart."""
     prepared: Any
     """Result of the operation's ``prepare`` method, or None."""
 
@@ -100,8 +100,8 @@ class Change(Protocol):
         """Schedule a call of the mod's ``due`` hook with this key at ``at_ms``, a time in ms of the hub's clock. A new
         time replaces an earlier time with the same key.
 
-        ``cause`` is a message that the hook may use as a cause. ``watched`` is a participant; the hook can read the
-        participant's absence in `absent_ms`.
+        ``cause`` is a message that the hook may use as a cause. ``watched`` is a participant. The hook can read how
+        long this participant has been absent in `absent_ms`.
         """
 
     def unschedule(self, key: str) -> None:
@@ -126,23 +126,23 @@ class Change(Protocol):
     def invite_to_channel(self, name: str, agent_id: str) -> None: ...
 
     def remove_from_channel(self, name: str, agent_id: str) -> None:
-        """Remove a member or withdraw an invitation. Afterwards, only a new invitation lets the participant join
-        again."""
+        """Remove a member or withdraw an invitation. Afterwards, the participant can join again only with a new
+        invitation."""
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        """Add a participant to a channel. Callers who join by themselves must own the channel, be invited or be an
-        operator, unless the channel is open."""
+        """Add a participant to a channel. If the caller adds itself to a channel that is not open, it must own the
+        channel, be invited or be an operator."""
 
     def leave_channel(self, name: str, agent_id: str) -> None: ...
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that are known to this
-        change (`head`)."""
+        """Send a message in the name of the calling participant. ``reply_to`` and ``cause`` must be messages that this
+        change knows (see `head`)."""
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row:
         """Send a message from the mod to one participant. An agent reacts to this message. With a ``cause``, the
-        message is charged to the budget of the cause's conversation. With a ``conversation`` (an id), the message gets
-        its own thread."""
+        message is charged to the budget of the cause's conversation. With a ``conversation`` (an id), the message is
+        sent in its own thread."""
 
     def open_item(
         self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
@@ -150,8 +150,8 @@ class Change(Protocol):
         """Report that a conversation has an open item, such as a task or a timer. The conversation is not quiet until
         `close_item` is called with the same key.
 
-        ``root`` is the conversation's first message (`MessageHead.root`), and ``key`` is any text chosen by the mod.
-        ``who`` is the participant who has to act next. Participants who may read the message ``seq`` (default: the
+        ``root`` is the conversation's first message (`MessageHead.root`). ``key`` is any text that the mod chooses.
+        ``who`` is the participant who has to act next. Participants who may read the message ``seq`` (by default the
         root) see the item, its kind and its note. A new item replaces an open item with the same key.
         """
 
@@ -159,32 +159,32 @@ class Change(Protocol):
         """Report that an item is no longer open. Do nothing if the item is not open."""
 
     def notify(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row | None:
-        """Send a message like `answer`, if possible. An unknown cause is omitted. If the participant was removed or the
-        budget of the conversation is exceeded, send nothing and return None."""
+        """Send a message like `answer`, if possible. If the cause is unknown, it is omitted. If the participant was
+        removed or the conversation has no budget left, nothing is sent and the result is None."""
 
     def head(self, seq: int) -> MessageHead:
         """Return the head of a message that the caller may read. Raise `UnknownMessage` for any other message.
 
-        A change knows only these messages: messages in the operation's arguments of type `Seq`, the message passed to a
-        hook, the message for which ``after`` submitted a payload, and messages sent by the change itself.
+        A change knows only these messages: those in the operation's arguments of type `Seq`, the message passed to a
+        hook, the message for which ``after`` submitted a payload, and messages that the change itself has sent.
         """
 
     def cold(self, key: str) -> Any:
-        """Return the JSON value that the mod has stored as cold under a key, or None. Cold values are kept in the
-        ledger, not in memory. The operation must list the key in ``needs``."""
+        """Return the JSON value that the mod has stored as cold under a key, or None. Cold values are in the ledger,
+        not in memory, so the operation must list the key in ``needs``."""
 
     def put_cold(self, key: str, value: object) -> None:
-        """Store a cold JSON value under a key of the mod. The value None deletes the key."""
+        """Store a cold JSON value under a key of the mod. None deletes the value."""
 
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
-        """Add a row of type ``mod`` to the log. The row contains this event, and the call with its arguments. Nobody
-        receives the row, but exports contain it, a replay repeats its call, and it identifies a late repeat of the
-        call. With ``hides_args`` the row contains no trace of the arguments, and a late repeat is not identified."""
+        """Add a row of type ``mod`` to the log. The row contains the event, and the call with its arguments. Nobody
+        receives the row. Exports contain it, a replay repeats its call, and a late repeat of the call is recognized by
+        it. With ``hides_args``, the row contains no trace of the arguments, and a late repeat is not recognized."""
 
     def thread(self, of: str | MessageHead) -> MessageHead:
-        """Return the head of the next message in a thread that the caller may read now. The thread is given by its id
-        or by the head of one of its messages. Raise `UnknownMessage` if the caller may not read it. Store the returned
-        head with data that belongs to the thread, and check the head with `reads_now`.
+        """Return the head that the next message in a thread would have. ``of`` is the id of the thread, or the head of
+        one of its messages. Raise `UnknownMessage` if the caller may not read the next message. A mod can store this
+        head with data that belongs to the thread, and later check the head with `reads_now`.
 
         For a reply thread (``thread:SEQ``), list the seq in ``needs`` of the operation.
         """
@@ -193,11 +193,12 @@ class Change(Protocol):
         """Return whether the caller is an operator or would receive the next message in the thread of ``head``."""
 
     def message_head(self, seq: int) -> MessageHead:
-        """Return the head of a message like `head`, but let operators get the head of every message."""
+        """Return the head of a message, as `head` does. Operators get the head of every message that the change
+        knows."""
 
     def edit(self, seq: int, content: object, *, text: str | None = None, before: object) -> Row:
-        """Replace the content of the caller's own message and return the row of the edit. ``before`` is the content
-        before the edit, read by a ``prepare`` function. The row stores ``before``."""
+        """Replace the content of the caller's own message. Return the row of the edit. ``before`` is the content before
+        the edit, which a ``prepare`` function has read. The row contains this content too."""
 
     def delete(self, seq: int, edits: Iterable[int]) -> Row:
         """Delete the caller's own message. Operators may delete any message. ``edits`` are the seqs of the message's
@@ -210,12 +211,12 @@ class Change(Protocol):
         self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None
     ) -> None:
         """Send the notice ``mod`` to operators, and to people and services who may read a message or a thread.
-        ``agent_ids`` restricts the readers. The notice is not stored."""
+        ``agent_ids`` restricts the readers to these ids. The notice is not stored."""
 
 
 def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
-    """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails also refuses the message,
-    because such hooks exist to guard."""
+    """Do step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails also refuses the message,
+    because such hooks exist to guard the network."""
     for mod in mods:
         try:
             mod.before(incoming)
@@ -228,15 +229,15 @@ def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError 
 
 
 class AfterContext(Struct, frozen=True):
-    """Context of an ``after`` hook. ``submit`` queues a payload for ``apply_entry``, in the order of the log."""
+    """Context of an ``after`` hook. ``submit`` queues a payload for ``apply_entry``. Payloads are applied in order."""
 
     state: State
     submit: Callable[[Any], None]
 
 
 class Upkeep(Struct, frozen=True):
-    """Context of a ``maintain`` hook. ``first_seq`` is the oldest row that retention has kept, and ``now`` is the hub's
-    time in ms. ``list_cold(prefix, limit, after)`` returns the mod's own cold keys."""
+    """Context of a ``maintain`` hook. ``first_seq`` is the oldest seq that retention has kept, and ``now`` is the hub's
+    time in ms. ``list_cold(prefix, limit, after)`` returns cold keys of the mod."""
 
     state: State
     submit: Callable[[Any], None]
@@ -246,7 +247,7 @@ class Upkeep(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """Operation of a mod or of the hub, with its wire name, the type of its arguments, whether it changes anything, and
+    """An operation of a mod or of the hub: its wire name, the type of its arguments, whether it changes anything, and
     whether only operators may call it."""
 
     op: str
@@ -256,17 +257,16 @@ class Operation(Struct, frozen=True):
     is_change: bool
     is_for_operators: bool = False
     prepare: Callable[..., Awaitable[Any]] | None = None
-    """Method that does the IO of a changing operation before the change. It is called with a `Reading` and the
-    arguments."""
+    """Method that does the IO of a changing operation before the change. It receives a `Reading` and the arguments."""
     is_tool: bool = True
     """Whether agents get the operation as a tool."""
     needs: Callable[[Any], Iterable[str | int]] | None = None
-    """Function that returns the keys of cold values (str) and the seqs of messages (int) that a call with these
-    arguments reads."""
+    """Function that returns the data that a call with these arguments reads from the ledger: keys of cold values (str)
+    and seqs of messages (int)."""
 
     def decode(self, args: Raw) -> Struct:
-        """Decode the arguments. Raise `InvalidArguments` with an error text that names the wrong field and all valid
-        fields."""
+        """Decode the arguments. If they are wrong, raise `InvalidArguments`, whose text names the wrong field and all
+        valid fields."""
         try:
             return msgspec.json.decode(args, type=self.args_type)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -277,13 +277,13 @@ class Operation(Struct, frozen=True):
             raise InvalidArguments(f"{self.op}: {problem}. Its arguments are {{{names}}}.") from error
 
     def list_needs(self, args: Struct) -> tuple[str | int, ...]:
-        """Return the keys and seqs that a call needs from the ledger."""
+        """Return the keys and seqs that a call with these arguments needs from the ledger."""
         return tuple(self.needs(args)) if self.needs is not None else ()
 
     def call(self, context: Any, args: Struct) -> Any:
-        """Run the operation with decoded arguments and a `Change` or a `Reading`. A reading operation returns an
-        awaitable."""
-        # Check operators here, because every call passes through this method.
+        """Run the operation with decoded arguments. ``context`` is a `Change` or a `Reading`. A reading operation
+        returns an awaitable."""
+        # Check for operators here, because every call passes through this method.
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
@@ -302,7 +302,7 @@ class Operation(Struct, frozen=True):
         )
 
     async def run_prepare(self, reading: Any, args: Struct) -> Any:
-        """Do the operation's IO and return its result. The change gets this result as ``change.prepared``."""
+        """Do the operation's IO and return its result. The change receives the result as ``change.prepared``."""
         assert self.prepare is not None
         return await self.prepare(reading, **_as_keywords(args))
 
@@ -340,15 +340,15 @@ def operation(
 
 
 class Mod:
-    """Base class of mods. The module's docstring lists the hooks. ``id`` names the mod, its address is ``mod:ID``, and
-    its operations are called ``ID.name``."""
+    """Base class of mods. The docstring of this module lists the hooks. ``id`` names the mod. Its address is
+    ``mod:ID``, and its operations are called ``ID.name``."""
 
     id: ClassVar[str] = ""
     screens: ClassVar[Sequence[ModScreen]] = ()
-    """Screens of the page and the terminal UI, described as data."""
+    """Screens for the page and the terminal UI, described as data."""
     stores_blobs: ClassVar[bool] = False
     """Whether the mod uses the node's blob store. Such a mod must store a key ``blob/SHA256`` for each blob that it
-    needs: the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
+    needs, because the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
 
     def before(self, incoming: Incoming) -> None:
         """Refuse a message by raising a `RequestError`."""
@@ -359,36 +359,39 @@ class Mod:
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         """React to the end of an agent's reaction, in the commit of the reaction's final record. Messages of the change
-        are sent as this agent. If the hook raises, its change is discarded and the reaction still ends."""
+        are sent in the agent's name. If the hook raises an error, its change is discarded and the reaction still
+        ends."""
 
     def undelivered(self, change: Change, failed: Undelivered) -> None:
-        """React to a dead letter, in the commit of the recipient's fifth failure. Messages of the change are sent as
-        the mod. If the hook raises, its change is discarded and the message is still a dead letter."""
+        """React to a dead letter, in the commit of the recipient's fifth failure. Messages of the change are sent in
+        the mod's name. If the hook raises an error, its change is discarded and the message is still a dead letter."""
 
     def deleted(self, change: Change, message: MessageHead) -> None:
-        """React to the deletion of a message, in the same commit. If the hook raises, the deletion is refused."""
+        """React to the deletion of a message, in the same commit. If the hook raises an error, the deletion is
+        refused."""
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """React to the removal of a participant, in the same commit. If the hook raises, its change is discarded and
-        the participant is still removed."""
+        """React to the removal of a participant, in the same commit. If the hook raises an error, its change is
+        discarded and the participant is still removed."""
 
     def due(self, change: Change, key: str) -> None:
-        """React to a due time. The due time is removed before this call. If the hook raises, its changes are discarded
-        and the due time stays removed."""
+        """React to a due time. The due time is removed before this call. If the hook raises an error, its changes are
+        discarded and the due time stays removed."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Apply a payload that ``after`` submitted."""
 
     def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
-        """React to a stored message after the commit. This hook may do IO. The hub does not repeat the call if it stops
-        meanwhile."""
+        """React to a stored message after the commit. This hook may do IO. If the hub stops during the call, the call
+        is not repeated."""
 
     async def maintain(self, context: Upkeep) -> None:
-        """Do periodic work. The node that decides calls this hook once a minute. The hook may do IO."""
+        """Do periodic work. The hub calls this hook once a minute, in a cluster only on the leader. The hook may do
+        IO."""
 
     def standing(self, reading: Any, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
-        """Return sentences about the conversation of ``trigger`` for the end of an agent's prompt. The sentences may
-        contain only information that the caller of the `Reading` and all ``listeners`` may have. No IO."""
+        """Return sentences about the conversation of ``trigger`` for the end of an agent's prompt. They may contain
+        only information that both the caller of the `Reading` and all ``listeners`` may have. No IO."""
         return []
 
     def operations(self) -> list[Operation]:
@@ -422,18 +425,18 @@ def make_operation(
     is_for_operators: bool = False,
     needs: Callable[[Any], Iterable[str | int]] | None = None,
 ) -> Operation:
-    """Build the operation ``OWNER.name`` from a function or from a mod's method. ``name`` defaults to the function's
-    name."""
+    """Build the operation ``OWNER.NAME`` from a function or from a method of a mod. ``name`` defaults to the name of
+    the function."""
     name = name or function.__name__
     declared = getattr(function, "__func__", function)
     description, args_type = _read_declaration(owner, name, declared, skipped=2 if declared is not function else 1)
     return Operation(f"{owner}.{name}", description, args_type, function, is_change, is_for_operators, needs=needs)
 
 
-@cache  # Without the cache, each hub in a process would create about 50 types, which takes 12 ms.
+@cache  # otherwise each hub in a process would create about 50 types, which takes 12 ms
 def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: int) -> tuple[str, type[Struct]]:
-    """Return the description and the argument type of an operation. The first ``skipped`` parameters of ``method`` are
-    not arguments of the operation."""
+    """Return the description and the argument type of an operation. The first ``skipped`` parameters of ``method`` do
+    not count as arguments of the operation."""
     description = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     if not description:
         raise ModError(f"The operation {mod}.{name} has no docstring. Add one: models read its first paragraph.")
@@ -444,7 +447,8 @@ def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: 
         has_default = parameter.default is not inspect.Parameter.empty
         fields.append((parameter.name, hint, parameter.default) if has_default else (parameter.name, hint))
     title = "".join(part.title() for part in f"{mod}_{name}".split("_"))
-    # Refuse unknown arguments. Otherwise a model's misspelled argument would have no effect, and nobody would notice.
+    # Refuse unknown arguments. Otherwise a misspelled argument from a model would have no effect, and nobody would
+    # notice.
     args_type = msgspec.defstruct(title, fields, forbid_unknown_fields=True, kw_only=True, frozen=True)
     return description, args_type
 
@@ -488,8 +492,8 @@ def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> li
     """Load mods by name. A name is looked up in ``known``, then as an import path ``module:Class``, then among the
     entry points ``roundelay.mods``. A `Mod` object is returned unchanged.
 
-    Raise `ModError` with the mod and the reason if a mod cannot be loaded, because a node must not start without one of
-    its mods.
+    If a mod cannot be loaded, raise `ModError` with the mod and the reason, because a node must not start without one
+    of its mods.
     """
     mods: list[Mod] = []
     for item in wanted:
@@ -505,7 +509,8 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     name = item.id if isinstance(item, Mod) else item
     try:
         mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
-        # Read the declarations now, so that a wrong declaration fails at the start and not at the first call.
+        # Read the declarations now, so that a wrong declaration fails at the start of the node and not at the first
+        # call.
         types = {operation.op: operation.args_type for operation in mod.operations()}
         arguments = {op: args_type.__struct_fields__ for op, args_type in types.items()}
         check_screens(mod.id, mod.screens, arguments, lambda op: args_schema(types[op])["properties"])
@@ -521,9 +526,9 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
 
 
 def add_mod_folder(folder: Path | None) -> None:
-    """Let mods be imported from the folder of the node's file. The folder is searched last on the import path."""
+    """Make the folder of the node's file importable for mods. The folder is searched last."""
     if folder is not None and str(folder.resolve()) not in sys.path:
-        # Append at the end: a file in the node's folder must not replace another module of the same name.
+        # Append at the end. A file in this folder must not replace another module with the same name.
         sys.path.append(str(folder.resolve()))
 
 
@@ -532,7 +537,7 @@ def _find_mod(name: str) -> Callable[[], Mod]:
 
 
 def _import_mod(name: str) -> Callable[[], Mod]:
-    """Import the object that ``module:Class`` names. Raise `ModError` if it does not exist."""
+    """Import the object that ``module:Class`` names. Raise `ModError` if the object does not exist."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ModError(f"The mod {name!r} is not an import path. Write module:Class, such as polls:Polls for polls.py.")

@@ -1,5 +1,6 @@
 """Actions of a change that only mods need: cold values, rows of the log, threads and notices. `ChangeSet` inherits from
-`ModChanges`, and `mod.Change` documents the actions for authors of mods. Pure."""
+`ModChanges`. `mod.Change` documents the actions for authors of mods. Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from .visibility import may_read, parties, thread_readers
 
 
 class ModChanges:
-    """Actions of mods that send no message."""
+    """Actions for mods that do not send a message."""
 
     if TYPE_CHECKING:
         origin: Origin
@@ -52,7 +53,7 @@ class ModChanges:
     def cold(self, key: str) -> Any:
         full = f"{self.mod_id}/{key}"
         if self.operate is None or key not in self.operate.needs:
-            # Without a lookup, an existing value looks absent, and the mod would overwrite it.
+            # A value that was not requested looks absent even if it exists, and the mod would overwrite it.
             raise LookupError(f"The cold value {full!r} was not requested. List it in needs= of the operation.")
         if ("mod_cold", full) in self.facts.damaged:
             raise InternalError(f"The stored value {full!r} is damaged. Tell the hub's operator.")
@@ -68,8 +69,8 @@ class ModChanges:
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
         body, key = {"mod": self.mod_id, **event}, ""
         if self.operate is not None and hides_args:
-            # Give the row a key of its own, so that it does not get the key of the call. The key of the call would be
-            # stored with a digest of the arguments, and the values of the arguments could be guessed from this digest.
+            # Give the row its own key, so that it does not get the key of the call. The key of the call would be stored
+            # with a digest of the arguments, from which the arguments could be guessed.
             key = f"h:{self.operate.call_id}"
         elif self.operate is not None:
             body |= {"op": self.operate.op, "args": self.operate.args}
@@ -101,7 +102,7 @@ class ModChanges:
             check_may_answer(self.state, self.origin, head.thread_id, None)
         body = Raw(encode(content))
         frame = SendFrame(message_id=f"edit-{seq}", to=head.to, content=body)
-        # Mods use this hook to guard messages, and an edit must not bypass the guard.
+        # Mods guard messages with this hook, and an edit must not bypass the guard.
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
@@ -139,7 +140,7 @@ class ModChanges:
     ) -> None:
         readers = thread_readers(self.state, next_message_head(self.state, head) if head.seq == 0 else head)
         chosen = readers if agent_ids is None else readers.intersection(agent_ids)
-        # Skip agents: they read with their tools and would only discard the notices.
+        # Skip agents. They read messages with their tools and would only discard the notices.
         screens = frozenset(name for name in chosen if (found := self.state.present(name)) and found.kind != "agent")
         notice = {"mod": self.mod_id, **body}
         self.effects.append(

@@ -12,8 +12,8 @@ class OpenItem(Struct, frozen=True, omit_defaults=True):
     """Unfinished item that a mod has reported for a conversation, such as an open task or a timer. The key is
     ``MOD/ROOT/KEY``.
 
-    ``agent_id`` is the participant who has to act next, or empty. ``seq`` is a message: participants who may read this
-    message may see the item.
+    ``agent_id`` is the participant who has to act next, or an empty string. ``seq`` is a message: participants who may
+    read this message may see the item.
     """
 
     root: int
@@ -28,9 +28,9 @@ class OpenDelivery(Struct, frozen=True, omit_defaults=True):
     """Message that at least one participant still has to handle. The key is the message's seq, and ``at`` is the
     message's time in ms.
 
-    ``waiting`` lists the reactors that have not handled the message. ``answers`` lists other programs whose answer the
-    message requires. Each message has only one value, because a broadcast to many agents must not cost one write per
-    agent.
+    ``waiting`` lists the reactors that have not handled the message. ``answers`` lists the other programs from which
+    the message requires an answer. Each message has only one value, because a broadcast to many agents must not cost
+    one write per agent.
     """
 
     root: int

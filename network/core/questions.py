@@ -1,7 +1,7 @@
 """Questions to people: messages that require a response. A question is open until the person answers or dismisses it.
 
-A question is stored in the commit of the message that asks, and removed in the commit of the answer. An answer is a
-reply to the question or, in a direct thread, the person's next message. `sending` calls this module, and
+A question is stored in the same commit as the message that asks it, and removed in the commit of the answer. An answer
+is a reply to the question or, in a direct thread, the person's next message. `sending` calls this module, and
 ``network.inbox`` (`operations.inbox`) shows the questions. Pure.
 """
 
@@ -20,19 +20,20 @@ from .tables import Question, TableWrite
 from .visibility import is_recipient
 
 MAX_ASKED = 64
-"""Maximum number of people to whom one message can be a question."""
+"""Maximum number of people for whom one message can be a question."""
 EVICTION_SHARE = 10
-"""Divisor for evictions: when a person has too many questions, the oldest tenth is evicted at once."""
+"""Fraction of the questions that is evicted at once when a person has too many: the oldest tenth."""
 
 
 def add_questions(limits: Limits, state: State, head: MessageHead, required: bool | list[str]) -> list[TableWrite]:
-    """Return the writes that store a new message as a question to each person whom it asks."""
+    """Return the writes that store a new message as a question for each person whom it asks."""
     writes = []
     question = Question(head.sender_id, head.thread_id, head.root, state.stamp)
     for name in islice(_list_people(state, head, required), MAX_ASKED):
         questions = state.questions_of(name)
         if len(questions) >= limits.max_questions:
-            # Evict several questions at once: evicting one at a time would search all questions for each new question.
+            # Evict several questions at once. Evicting one at a time would mean searching all questions for each new
+            # question.
             oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), questions)
             writes += [TableWrite("question", _key(name, seq), None) for seq in oldest]
         writes.append(TableWrite("question", _key(name, head.seq), question))
@@ -61,7 +62,7 @@ def remove_answered(state: State, head: MessageHead, parent: MessageHead | None)
 
 
 def dismiss_question(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes that remove a question dismissed by a person."""
+    """Return the writes that remove a question because the person has dismissed it."""
     return [TableWrite("question", _key(agent_id, seq), None)] if seq in state.questions_of(agent_id) else []
 
 
@@ -76,7 +77,7 @@ def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
 
 
 def remove_dropped_questions(state: State, first_seq: int) -> list[TableWrite]:
-    """Return the writes that remove the questions whose messages were deleted by retention."""
+    """Return the writes that remove the questions whose messages retention has deleted."""
     old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
     return [TableWrite("question", key, None) for key in list(old)]
 

@@ -1,9 +1,9 @@
-"""Rules that decide whether a conversation is quiet, which means that the conversation has no open items. Pure.
+"""Rules that decide whether a conversation is quiet. A conversation is quiet if it has no open items. Pure.
 
 Open items are stored in four tables. The table ``delivery`` contains messages that an agent has not handled.
 ``reaction`` contains running reactions, ``question`` unanswered questions to people, and ``open_item`` the items of
-mods. `State` groups these values by the root of their conversation, so a conversation is quiet when its group is empty.
-Each write updates one group, and nothing is scanned.
+mods. `State` groups these values by the root of their conversation, and a conversation is quiet when its group is
+empty. Each write updates one group, and nothing is scanned.
 """
 
 # Example of one conversation. As in the termination detection of Dijkstra and Scholten, an agent first opens the items
@@ -45,8 +45,9 @@ from .tables import Attempt, TableWrite
 from .visibility import is_recipient
 
 MAX_DELIVERIES = 10_000
-"""Maximum number of unhandled messages tracked for one reactor. Beyond the maximum, the oldest messages are forgotten,
-and their conversations may count as quiet. Without a maximum, an agent that never returns would fill the memory."""
+"""Maximum number of unhandled messages that are tracked for one reactor. Beyond the maximum, the oldest messages are
+forgotten, and their conversations may count as quiet too early. Without a maximum, messages to an agent that never
+returns would fill the memory."""
 MAX_ITEM_KEY, MAX_ITEM_KIND, MAX_ITEM_NOTE = 128, 32, 200
 """Maximum lengths of an item's key, kind and note, in characters."""
 MAX_MOD_ITEMS = 10_000
@@ -57,9 +58,9 @@ MAX_MOD_ITEMS = 10_000
 
 
 def open_delivery(limits: Limits, state: State, head: MessageHead, required: object = None) -> list[TableWrite]:
-    """Return the writes that record who has to handle a new message. ``required`` is the message's field
-    ``requires_response``."""
-    # Fast path for nearly every message: sent to one participant who is not a reactor, without a required response.
+    """Return the writes that record which participants have to handle a new message. ``required`` is the message's
+    field ``requires_response``."""
+    # Fast path for nearly every message: it goes to one participant who is not a reactor, and requires no response.
     if head.kind == "direct" and required is None:
         name = name_of(head.to)
         recipient = state.everyone.get(name)
@@ -84,7 +85,7 @@ def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
     if head.kind in ("direct", "mod"):
         kind, name = parse_address(head.to)
         recipient = state.everyone.get(name) if kind == "agent" else None
-        # Check the kind: a mod may have the same id as its recipient.
+        # Compare the kind too, because a mod may have the same id as its recipient.
         is_own = head.kind == "direct" and name == head.sender_id
         if recipient is not None and recipient.fence and recipient.removed_seq is None and not is_own:
             yield name
@@ -92,7 +93,7 @@ def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
     reactors = state.reactors()
     if head.kind == "channel" and reactors:
         members = state.members(name_of(head.to))
-        # Check the smaller of the two groups: a network may have a thousand agents, and a channel three members.
+        # Check the smaller of the two groups. A network may have a thousand agents and a channel only three members.
         names: Iterable[str] = (
             (name for name in members if name in reactors) if len(members) < len(reactors) else reactors
         )
@@ -102,8 +103,8 @@ def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
 
 
 def _list_answering(state: State, head: MessageHead, required: object) -> Iterator[str]:
-    """Yield the programs whose answer a message requires, except reactors. Questions to people have their own table
-    (`questions`)."""
+    """Yield the programs from which a message requires an answer, except reactors. Questions to people have their own
+    table (`questions`)."""
     if isinstance(required, list):
         names = list(dict.fromkeys(required))[:MAX_ASKED]
     else:
@@ -119,7 +120,7 @@ def _list_answering(state: State, head: MessageHead, required: object) -> Iterat
 def _evict_deliveries(state: State, agent_id: str) -> list[TableWrite]:
     if state.count_deliveries(agent_id) < MAX_DELIVERIES:
         return []
-    # Evict several at once, because finding the oldest deliveries scans all of them.
+    # Evict several at once, because finding the oldest deliveries means scanning all of them.
     oldest = nsmallest(MAX_DELIVERIES // EVICTION_SHARE, state.deliveries_to(agent_id).items())
     return [write for _, key in oldest for write in _without(state, key, (agent_id,))]
 
@@ -152,7 +153,7 @@ def close_delivery(state: State, agent_id: str, seq: int) -> list[TableWrite]:
 
 
 def close_handled(state: State, cursors: Sequence[TableWrite]) -> list[TableWrite]:
-    """Return the writes that close all deliveries marked as handled by new ack cursors. ``cursors`` may also contain
+    """Return the writes that close all deliveries that new ack cursors mark as handled. ``cursors`` may also contain
     writes of other tables."""
     handled: dict[str, set[str]] = {}
     cleared: set[str] | None = None
@@ -171,7 +172,7 @@ def close_handled(state: State, cursors: Sequence[TableWrite]) -> list[TableWrit
 
 
 def _is_revived(state: State, agent_id: str, seq: int) -> bool:
-    """Return whether a message is a restored dead letter. The ack cursor already counts such a message as handled."""
+    """Return whether a message is a restored dead letter. The ack cursor still marks such a message as handled."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     return attempt is not None and attempt.is_revived
 
@@ -179,7 +180,7 @@ def _is_revived(state: State, agent_id: str, seq: int) -> bool:
 def close_answered(
     state: State, head: MessageHead, parent: MessageHead | None, cause: MessageHead | None
 ) -> list[TableWrite]:
-    """Return the writes that record a new message as the sender's answer to the message's parent and cause. A direct
+    """Return the writes that record a new message as its sender's answer to the message's parent and cause. A direct
     message also answers all earlier messages in the same thread that required an answer from the sender."""
     sender = head.sender_id
     if not state.may_have_answers(sender):  # almost every message returns here
@@ -198,11 +199,11 @@ def close_answered(
 
 def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
     """Return the writes that close the open items of a removed participant: unhandled messages, missing answers, and
-    running reactions. Answers to messages of the participant are no longer required."""
+    running reactions. Messages of the participant no longer require answers."""
     draft = state.draft()
     for seq in {*state.deliveries_to(agent_id), *state.answers_of(agent_id)}:
         draft.apply_writes(_without(draft, _delivery_key(seq), (agent_id,)))
-    # Nobody needs answers to the participant's own messages. Scan the whole table, because removals are rare.
+    # Nobody has to answer the participant's own messages any more. Scan the whole table, because removals are rare.
     for key, delivery in list(draft.items("delivery")):
         if delivery.sender_id == agent_id and delivery.answers:
             unanswered = _or_none(msgspec.structs.replace(delivery, answers=()))
@@ -212,7 +213,7 @@ def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
 
 
 def close_dropped(state: State, first_seq: int) -> list[TableWrite]:
-    """Return the writes that close the deliveries of messages deleted by retention."""
+    """Return the writes that close the deliveries of messages that retention has deleted."""
     old = (key for key, _ in state.items("delivery") if int(key) < first_seq)
     return [TableWrite("delivery", key, None) for key in list(old)]
 
@@ -254,7 +255,7 @@ class ItemChanges:
     def open_item(
         self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
     ) -> None:
-        """Open an item of a conversation, or replace the item with the same key. `mod.Change` documents the
+        """Open an item of a conversation, or replace the item with the same key. `mod.Change` describes the
         arguments."""
         if not 0 < root <= self.state.head:
             raise InvalidArguments(f"There is no conversation {root}. A conversation is named by its first message.")
@@ -269,7 +270,7 @@ class ItemChanges:
             raise InvalidArguments(
                 f"The mod {self.mod_id} has {MAX_MOD_ITEMS} open items, the maximum. Close some of them."
             )
-        # A replaced item keeps its start time, because the conversation has waited for it since then.
+        # A replaced item keeps its start time: the conversation has been waiting for the item since then.
         at = self.stamp if before is None else before.at
         item = OpenItem(root, kind, at, root if seq is None else seq, who, note[:MAX_ITEM_NOTE])
         self._unpaid_bytes += len(full_key) + len(kind) + len(who) + len(item.note) + ROW_BYTES

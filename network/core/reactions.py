@@ -1,9 +1,9 @@
-"""Step 6 for records, which are the log entries that an agent writes about a reaction.
+"""Step 6 for records. Records are log entries that an agent writes about a reaction.
 
-A record is stored under its ``record_id``. A ``started`` record opens a reaction and a ``finished`` record ends it. The
-other kinds report progress (`call_progress`) and tokens (`usage`). Runners write these records (docs/reactions.md), so
-the token sums are only as honest as the runner. The hub enforces no token budget: a runner reads the sums
-(``network.spent``) and stops by itself. Pure.
+A record is stored under its ``record_id``. A ``started`` record opens a reaction, and a ``finished`` record ends it.
+The other kinds report progress (`call_progress`) and tokens (`usage`). Runners write the records (docs/reactions.md),
+so the token sums are only as honest as the runner. The hub enforces no token budget: a runner reads the sums
+(``network.spent``) and stops itself. Pure.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from .visibility import is_recipient, thread_readers
 
 REFUSAL_NOTICES_PER_MINUTE = 60
 """Maximum number of notices per minute about one agent whose reactions are refused. A refused record uses no quota, but
-each notice is sent to every reader."""
+each notice goes to every reader."""
 MAX_END_BYTES = 16 * 1024
 """Maximum size in bytes of a record that ends a reaction beyond its agent's quota. An honest record contains only a
-reason, sums, and the seqs that the agent read meanwhile."""
+reason, sums, and the seqs of messages that the agent read during the reaction."""
 
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Return the outcome of a record. Raise the `RoundelayError` that refuses the record."""
+    """Return the outcome of a record. If the record is refused, raise the `RoundelayError` of the refusal."""
     stored = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
-    # Check for repeats first, as for messages: a runner that resumes writes its journal again, under the same ids.
+    # Check for repeats first, as for messages. A runner that resumes a reaction writes its journal again with the same
+    # ids.
     if stored is not None:
         return _repeat(rules, state, facts, entry, stored)
     try:
@@ -70,8 +71,8 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
 
 
 def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Store a record. The final record of an open reaction is stored even beyond the agent's quota, because the
-    reaction must be able to end. In that case the readers of the thread are notified."""
+    """Store a record. The final record of an open reaction is stored even beyond the agent's quota, because a reaction
+    must be able to end. In this case, the readers of the thread are notified."""
     origin, frame = entry.origin, entry.frame
     if entry.refusal is not None:
         raise entry.refusal
@@ -82,12 +83,13 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
     row = change.write_row(
         "record", key="r:" + frame.record_id, stream=frame.reaction, label=frame.kind, digest=entry.digest, data=body
     )
-    # Read the state before this record: ``started`` below must not find the reaction that it opens.
+    # Use the state before this record: below, a ``started`` record must not find the reaction that it opens itself.
     opened: OpenReaction | None = state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
     try:
         change.count_stored()
     except BudgetExhausted as error:
-        # Accept only the end. A runner that could not end its reaction would repeat the record forever.
+        # Beyond the quota, accept only the end. A runner that could not end its reaction would repeat the record
+        # forever.
         if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
             raise
         change.count_stored(is_bounded=False)
@@ -116,13 +118,13 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
         if frame.kind in PROGRESS_KINDS:
             reset_failures(change, opened)
     elif opened is not None:
-        # Remove the reaction before the hooks run, because hooks must see the reaction as ended.
+        # Remove the reaction before the hooks run, so that they see the reaction as ended.
         change.set_value("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         finished = _read_finished(body) or FinishedBody()
         record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
         change.add_writes(clear_attempts(state, opened.agent_id, opened.trigger))
         change.run_hooks("ended", opened)
-        change.count_stored(is_bounded=False)  # never refuse here: the reaction must be able to end
+        change.count_stored(is_bounded=False)  # never refuse here, because the reaction must be able to end
     elif entry.may_withdraw:
         withdraw_dead_letter(change, origin.agent_id, frame.reaction)
     return change.outcome(_stored_reply(entry, row.seq, duplicate=False))
@@ -135,9 +137,9 @@ def _notify_refused_start(state: State, facts: Facts, entry: Record, refused: Ou
     trigger = facts.heads.get(entry.trigger) if entry.trigger is not None else None
     if trigger is None or not is_recipient(state, agent_id, trigger):
         return refused
-    key = f"{agent_id}/told"  # not a valid id, so it cannot be the bucket of a participant
+    key = f"{agent_id}/told"  # not a valid id, so no participant has this bucket
     bucket: Bucket = state.get("bucket", key) or Bucket()
-    # A refused start costs no quota, so a broken agent could send one notice per message to every reader.
+    # A refused start uses no quota, so a broken agent could cause a notice to every reader for each message.
     due_at = next_arrival_or_none(bucket.sends, state.stamp, REFUSAL_NOTICES_PER_MINUTE, MINUTE_MS)
     if due_at is None:
         return refused
@@ -162,8 +164,8 @@ def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: Sto
         reply = Outcome(effects=(_stored_reply(entry, stored.seq, duplicate=True),))
     else:
         reply = refuse_entry(rules, state, entry, error)
-    # A repeated result or reply contains nothing new. A repeated start shows that another process works on the reaction
-    # now.
+    # A repeated result or reply contains nothing new. A repeated start shows that another process now works on the
+    # reaction.
     if entry.frame.kind not in REPEATED_KINDS:
         return reply
     try:
@@ -199,7 +201,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
-    # An open reaction may start again, because a runner resumes it. Counting it twice would refuse this runner.
+    # A runner that resumes a reaction starts it again while it is open. Counting it twice would refuse this runner.
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
         raise Forbidden(
             f"{agent_id} has {most} open reactions to message {trigger}, the maximum (max_reactions_per_message). "
@@ -210,21 +212,21 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     opened = OpenReaction(
         reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life, at=state.stamp
     )
-    # Do both in one commit: between two commits, the conversation would seem to be quiet.
+    # Store both in one commit. Between two commits, the conversation would seem to be quiet.
     change.set_value("reaction", key, opened)
     change.add_writes(close_delivery(state, agent_id, trigger))
     key = f"{agent_id}/{trigger}"
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, started)
-    # The stored reaction completes the delivery. From now on, the reaction is resumed and the message is not delivered
-    # again.
+    # The stored reaction completes the delivery. From now on, a new process resumes the reaction instead of receiving
+    # the message again.
     change.effects.append(MarkHandled(agent_id, trigger))
 
 
 def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
-    """Return the notice that a reaction stopped because a budget is used up. The notice goes to operators and to the
-    readers of the trigger's thread."""
+    """Return the notice that a reaction stopped because a budget is used up. It goes to operators and to the readers of
+    the trigger's thread."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
@@ -232,8 +234,8 @@ def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: st
 
 
 def _store_budget_stop(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
-    """Store that a reaction ended because its agent's budget is used up. The inbox shows the stop to people who may
-    resume the conversation."""
+    """Store that a reaction ended because its agent's budget is used up. The inbox shows this stop to the people who
+    may resume the conversation."""
     head = opened.trigger_head
     resumed = find_budget(change.state, change.facts, head.root, head).resumed
     stop = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
@@ -252,4 +254,4 @@ class ModelFailedBody(Struct):
 
 _read_finished = parser_of(FinishedBody)
 parse_failure = parser_of(ModelFailedBody)
-"""Parse the reason why a model did not reply. Return None for a body that does not match."""
+"""Parse the reason why a model did not reply. The result is None if the body does not match."""

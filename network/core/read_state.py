@@ -1,7 +1,7 @@
-"""Read state of threads. For each thread, the read state stores how far a participant has read, and whether the thread
-is pinned, muted, archived or renamed.
+"""Read state of threads: how far a participant has read each thread, and whether the participant has pinned, muted,
+archived or renamed it.
 
-Only the participant sees its own read state. The operation ``network.mark`` (`operations.read_state`) changes the
+Each participant sees only its own read state. The operation ``network.mark`` (`operations.read_state`) changes the
 table. This module decides which threads may have a read state, and which old entries are evicted for new ones. Pure.
 """
 
@@ -19,13 +19,13 @@ from .tables import ReadState
 from .visibility import may_read
 
 EVICTION_SHARE = 10
-"""Divisor for evictions: when a participant has too many entries, a tenth is evicted at once. Evicting single entries
-would scan all entries for each new one."""
+"""Fraction of the entries that is evicted at once when a participant has too many: a tenth. Evicting one entry at a
+time would mean scanning all entries for each new entry."""
 
 
 def check_may_mark(change: ChangeSet, thread_id: str, read_upto: int | None) -> None:
-    """Raise `UnknownMessage` if the thread does not exist or the caller may not read any of it. The error text is the
-    same in both cases."""
+    """Raise `UnknownMessage` if the thread does not exist, or if the caller may not read any of it. The error text is
+    the same in both cases."""
     if not _is_own(change, thread_id):
         head = change.facts.heads.get(read_upto) if read_upto is not None else None
         if head is None or head.thread_id != thread_id or not _reads(change, head):
@@ -33,12 +33,12 @@ def check_may_mark(change: ChangeSet, thread_id: str, read_upto: int | None) -> 
 
 
 def _is_own(change: ChangeSet, thread_id: str) -> bool:
-    """Return whether the caller may keep a read state for a thread. The caller must be or have been a reader of the
-    thread, or it must be a reply thread below a message that the caller may read."""
+    """Return whether the caller may store a read state for a thread. The caller must be or have been a reader of the
+    thread, or the thread must be a reply thread below a message that the caller may read."""
     state, origin = change.state, change.origin
     agent_id, is_operator = origin.agent_id, origin.is_operator
     kind, _, name = thread_id.partition(":")
-    # The thread was readable before, although its first message may have been deleted meanwhile.
+    # The thread was readable before. Its first message may have been deleted since.
     if thread_id in state.read_states_of(agent_id):
         return True
     if thread_id == BROADCAST:
@@ -83,5 +83,5 @@ def store_read_state(change: ChangeSet, thread_id: str, read_state: ReadState) -
 
 
 def has_preferences(read_state: ReadState) -> bool:
-    """Return whether a read state contains more than the read position."""
+    """Return whether a read state contains more than a read position."""
     return read_state.is_pinned or read_state.is_muted or read_state.is_archived or bool(read_state.title)

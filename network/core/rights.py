@@ -1,11 +1,10 @@
 """Decisions about the rights of participants, compiled from the section ``rights`` of a node's file (docs/rights.md).
 
-The section defines roles. A participant has every role that names the participant's id or kind. The participant may do
-what at least one of these roles allows, and nothing else. A node without the section has no `Rights` object.
+The section defines roles. A participant has every role that names the participant's id or kind, and may do whatever at
+least one of these roles allows. A node without the section has no `Rights` object.
 
-`access.check_right` uses `Rights` before anything is stored, and `visibility` uses `Rights` before anything is read.
-The command `roundelay rights` explains the decisions to operators. No IO, no clock. The only state is a cache of
-decisions.
+`access.check_right` uses `Rights` before anything is stored, and `visibility` uses it before anything is read. The
+command `roundelay rights` explains the decisions to operators. No IO, no clock. The only state is a cache of decisions.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ VERB_PHRASES: Mapping[str, str] = {
     "call": "call",
     "administer": "administer",
 }
-"""Text for each verb in error messages. The object of the verb follows the text."""
+"""Text for each verb in error messages. The name of the object follows the text."""
 CACHE_SIZE = 16_384
 """Maximum number of cached decisions."""
 
 
 class Ruling(NamedTuple):
     """Decision of `Rights` about one action. If the action is allowed, ``rule`` is the rule that allows it. Otherwise
-    ``rule`` is a clause for the error message: the reason, and how to allow the action. ``roles`` are the roles of the
-    participant."""
+    ``rule`` is a clause for the error message, with the reason and how to allow the action. ``roles`` are the roles of
+    the participant."""
 
     allowed: bool
     rule: str
@@ -50,8 +49,8 @@ class Ruling(NamedTuple):
 
 
 class WrongRuleError(Exception):
-    """Error for an invalid rule in the section ``rights``, such as a rule that names an unknown role. ``role``,
-    ``field`` and ``index`` are the position of the rule in the section."""
+    """Raised for an invalid rule in the section ``rights``, such as a rule with an unknown role. ``role``, ``field``
+    and ``index`` are the position of the rule in the section."""
 
     def __init__(self, message: str, role: str, field: str, index: int) -> None:
         super().__init__(message)
@@ -75,8 +74,8 @@ class Rights:
         self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
         """Roles of a participant, by id and kind, in the order of the section."""
         self.decide = lru_cache(CACHE_SIZE)(self._decide)
-        """Return the decision whether a participant may do an action. The arguments are the verb, the participant's id
-        and kind, the object (an address, a channel's name, an operation or nothing), and the recipient's kind."""
+        """Decide whether a participant may do an action. The arguments are the verb, the participant's id and kind, the
+        object (an address, a channel's name, an operation or nothing), and the recipient's kind."""
 
     def has_role(self, name: str) -> bool:
         """Return whether a role of this name exists."""
@@ -93,11 +92,11 @@ class Rights:
         roles = self.roles_of(agent_id, kind)
         matches = {short_address(thing)} if verb == "send" else {thing}
         if verb == "send" and thing.startswith("agent:"):
-            # A rule may also name a role of the recipient, so that nobody has to list all recipients in the rule.
+            # A rule may also name a role of the recipient. Then the rule does not have to list all recipients.
             matches |= {f"role:{name}" for name in self.roles_of(name_of(thing), to_kind)}
-        # Rules only allow, so the first match decides, and the order of the roles does not matter.
+        # Rules can only allow, so the first match decides, and the order of the roles does not matter.
         for name in roles:
-            if verb == "administer" and kind == "agent":  # any new client can register an unused id of an agent
+            if verb == "administer" and kind == "agent":  # any new client can register an unused id as an agent
                 break
             if verb in ("broadcast", "administer"):
                 if getattr(self._page[name], verb):
@@ -110,7 +109,7 @@ class Rights:
 
     def list_rules(self, verb: Verb, agent_id: str, kind: str) -> list[str]:
         """Return the rules about a verb in all roles of a participant. For ``broadcast`` and ``administer``, return
-        only the rule that allows the action, if there is one."""
+        only the rule that allows the action, if any."""
         roles = self.roles_of(agent_id, kind)
         if verb in ("broadcast", "administer"):
             decision = self.decide(verb, agent_id, kind)
@@ -143,8 +142,8 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
             names = {"role": page, "mod": mods}.get(sort, ()) if colon else None
             if names is not None and not any(map(_compile(wanted).fullmatch, names)):
                 raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, names)}', name, "send", index)
-        # The first client that uses an unused id of an agent owns this id. If all agents could administer the node, any
-        # new client would be an operator.
+        # The first client that uses an unused agent id owns this id. If all agents could administer the node, any new
+        # client would be an operator.
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
                 "is for people and services, because the first client that uses an agent's id owns it",
@@ -157,7 +156,7 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
 
 def _compile(text: str) -> re.Pattern[str]:
     """Return the regular expression for a rule. The rule ``*`` matches any text. In a longer rule, ``*`` matches any
-    characters except colons. Without this exception, ``r*`` would also match ``role:...``."""
+    characters except colons. Otherwise ``r*`` would also match ``role:...``."""
     return re.compile((".*" if text == "*" else "[^:]*").join(map(re.escape, text.split("*"))))
 
 

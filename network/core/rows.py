@@ -12,10 +12,10 @@ from msgspec import Struct
 
 
 class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
-    """The fields of a stored message that rules may use, without its content.
+    """The fields of a stored message that rules may use. The content is not among them.
 
-    ``label`` is the seq of a message: the people in the thread of that message are the audience of this message. The
-    label is the message's own seq or, if no person reads the message's thread, the label of the cause. ``excluded`` are
+    ``label`` is a seq. The people who read the thread of the message with this seq are the audience of the message. The
+    label is the message's own seq or, if no person reads the message's thread, the label of its cause. ``excluded`` are
     the ids that a broadcast excludes. A reply also has the excluded ids of its parent.
     """
 
@@ -33,8 +33,8 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """Fields of a row that are stored under its idempotency key. These fields are sufficient to distinguish a repeat
-    from a conflict. The subclass `Row` adds the other fields."""
+    """Fields of a row that are stored under its idempotency key. They suffice to distinguish a repeat from a conflict.
+    The subclass `Row` has the other fields."""
 
     seq: int
     stream: str = ""
@@ -43,7 +43,7 @@ class StoredKey(Struct, frozen=True, gc=False):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the stored row failed its checksum. In that case only its seq is known."""
+        """Whether the stored row failed its checksum. If so, only its seq is known."""
         return not self.data
 
 
@@ -69,8 +69,8 @@ RowType: TypeAlias = Literal[
 class Row(StoredKey, frozen=True, kw_only=True, gc=False):
     """One row of the log.
 
-    ``actor`` and ``key`` form the idempotency key. ``key`` is empty, or a prefix (``m:``, ``r:`` or ``c:``) and the id
-    that the client chose. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a
+    ``actor`` and ``key`` form the idempotency key. ``key`` is empty, or a prefix (``m:``, ``r:`` or ``c:``) followed by
+    an id that the client chose. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a
     message or the reaction of a record, and empty for other rows. ``data`` is JSON: a message as it is delivered, or a
     record's body. A row of type ``damaged`` is never stored (`damaged_row`).
     """
@@ -91,10 +91,10 @@ def damaged_row(seq: int) -> Row:
 
 
 class Span(Struct, frozen=True, gc=False):
-    """A range of one target's rows: ``after`` < seq < ``before``. If ``before`` is None, the range has no end."""
+    """A range of the rows of one target: ``after`` < seq < ``before``. If ``before`` is None, the range has no end."""
 
     target: str
     after: int
     before: int | None = None
     has_open_threads: bool = False
-    """Whether replies in the range are readable even if their thread began outside the range."""
+    """Whether a reply in the range is readable even if its thread began outside the range."""

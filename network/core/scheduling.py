@@ -1,5 +1,6 @@
-"""Methods of a change that schedule due times: times at which the hub calls the ``due`` hook of a mod. `due_times`
-finds the times that have come. Pure."""
+"""Methods of a change that schedule due times, at which the hub calls the ``due`` hook of a mod. `due_times` finds the
+due times that have passed. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ MAX_DUE_TIMES = 10_000
 
 
 class DueTimeChanges:
-    """Methods of `ChangeSet` that schedule and remove due times of a mod."""
+    """Methods of `ChangeSet` that schedule and remove a mod's due times."""
 
     state: State
     mod_id: str
@@ -33,7 +34,7 @@ class DueTimeChanges:
             raise InvalidArguments(
                 f"The mod {self.mod_id} has {MAX_DUE_TIMES} due times, which is the maximum. Remove some first."
             )
-        # Charge bytes only for a new key: a hook that moves its own due time must not use up anybody's quota.
+        # Charge bytes only for a new key. A hook that moves its own due time must not use up anyone's quota.
         if state.get("due", path) is None:
             self._unpaid_bytes += len(key.encode()) + ROW_BYTES
         self.set_value("due", path, DueTime(at_ms, cause, watched, self.payer))

@@ -1,9 +1,9 @@
 """Screens that a mod describes as data. The page and the terminal UI draw these screens without any code of the mod.
 
-A screen reads its items with one operation of the mod. There are four views of the items: a list, a board with columns,
-a document with its text, and a timeline. The actions of a screen are other operations of the mod, with forms for their
-arguments. Clients call all operations with the rights of their own user, so a screen never shows more than this user
-may read.
+A screen reads its items with one operation of the mod. The items can be shown in four views: as a list, as a board with
+columns, as a document with its text, or as a timeline. The actions of a screen are other operations of the mod, with
+forms for their arguments. Clients call all operations with the rights of their own user, so a screen never shows more
+than this user may read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FactKind: TypeAlias = Literal["text", "people", "time", "size", "thread", "messa
 
 
 class Fact(Struct, frozen=True, omit_defaults=True):
-    """Field of an item that a screen shows with a label. ``kind`` is the type of the field's value: a ``time`` is in
-    ms, a ``size`` is in bytes, a ``message`` is a seq, and a ``file`` is the id of a stored file."""
+    """Field of an item that a screen shows with a label. ``kind`` is the type of the value: a ``time`` is in ms, a
+    ``size`` is in bytes, a ``message`` is a seq, and a ``file`` is the id of a stored file."""
 
     field: str
     label: str = ""
@@ -30,21 +30,22 @@ class Fact(Struct, frozen=True, omit_defaults=True):
 
 class Input(Struct, frozen=True, omit_defaults=True):
     """Argument of an operation that a person enters in a form. If ``choices`` is not empty, the person selects one of
-    the choices."""
+    them."""
 
     argument: str
     label: str
     is_long: bool = False
     choices: tuple[str, ...] = ()
     choices_from: str = ""
-    """Source of the choices as ``LIST.FIELD``: the values of ``FIELD`` in the entries of the item's list ``LIST``."""
+    """Source of the choices, written as ``LIST.FIELD``: the values of ``FIELD`` in the entries of the item's list
+    ``LIST``."""
     field: str = ""
-    """Field of the item, or of the opened item, that contains the current value of the argument."""
+    """Field of the item or of the opened item that contains the current value of the argument."""
 
 
 class Action(Struct, frozen=True, omit_defaults=True):
     """Button that calls a changing operation. ``args`` maps arguments of the operation to fields of the item. ``when``
-    maps fields of the item to values. The button is shown only if each field has one of its values."""
+    maps fields of the item to allowed values. The button is shown only if each of these fields has an allowed value."""
 
     op: str
     label: str
@@ -63,15 +64,16 @@ class DetailList(Struct, frozen=True, omit_defaults=True):
     op: str = ""
     args: Mapping[str, str] = {}
     open_op: str = ""
-    """Operation that is called when a person opens an entry. The field ``open_text`` of its result is shown, such as a
-    diff. ``open_args`` maps arguments of the operation to fields of the entry or, if the entry has no such field, of
-    the item."""
+    """Operation that is called when a person opens an entry. The field ``open_text`` of its result is shown, for
+    example a diff. ``open_args`` maps arguments of the operation to fields of the entry or, if the entry lacks a field,
+    of the item."""
     open_args: Mapping[str, str] = {}
     open_text: str = ""
 
 
 class Detail(Struct, frozen=True, omit_defaults=True):
-    """View of an opened item. The operation ``op`` returns the item. ``text`` is the field that contains Markdown."""
+    """View of an opened item. The operation ``op`` returns the item. ``text`` names the field that contains
+    Markdown."""
 
     op: str
     args: Mapping[str, str]
@@ -96,14 +98,14 @@ class ModScreen(Struct, frozen=True, omit_defaults=True):
     """Field that identifies an item."""
     heading: str
     args: Mapping[str, str | int | bool] = {}
-    """Arguments of ``op`` with fixed values."""
+    """Fixed values for arguments of ``op``."""
     more: Mapping[str, str] = {}
     facts: tuple[Fact, ...] = ()
     column: str = ""
-    """Field that contains the column of an item. Set only for a board."""
+    """Field that contains an item's column. Set only for a board."""
     columns: tuple[str, ...] = ()
     at: str = ""
-    """Field that contains the time of an item in ms. Items are sorted by this field. Set only for a timeline."""
+    """Field that contains an item's time in ms. Items are sorted by this field. Set only for a timeline."""
     detail: Detail | None = None
     actions: tuple[Action, ...] = ()
     create: Action | None = None
@@ -116,8 +118,8 @@ def check_screens(
     known: Mapping[str, Collection[str]],
     read_schemas: Callable[[str], Mapping[str, Any]],
 ) -> None:
-    """Raise `ModError` if a screen names an unknown operation of the mod or an unknown argument. ``known`` contains
-    the argument names of each operation. ``read_schemas`` returns the JSON schemas of an operation's arguments."""
+    """Raise `ModError` if a screen names an unknown operation of the mod or an unknown argument. ``known`` contains the
+    argument names of each operation. ``read_schemas`` returns the JSON schemas of the arguments of an operation."""
     seen: set[str] = set()
     for screen in screens:
         if screen.id in seen:
@@ -149,7 +151,7 @@ def check_screens(
 
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether an argument accepts a text. Forms send only texts."""
+    """Return whether an argument accepts text, because forms send only text."""
     if "anyOf" in schema:
         return any(_is_text(each) for each in schema["anyOf"])
     return bool(schema.get("type", "string") == "string")
@@ -160,7 +162,7 @@ def _list_actions(screen: ModScreen) -> Iterable[Action]:
 
 
 def _list_calls(screen: ModScreen) -> Iterable[tuple[str, set[str]]]:
-    """Yield each operation that a screen calls, with the names of the arguments that the screen passes."""
+    """Yield each operation that a screen calls, with the names of the arguments that the screen passes to it."""
     yield screen.op, {*screen.args, *screen.more}
     if screen.detail is not None:
         yield screen.detail.op, {*screen.detail.args}

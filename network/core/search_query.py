@@ -1,9 +1,9 @@
-"""Parser for search queries, which contain words and filters for the sender and the time.
+"""Parser for search queries. A query contains words, and filters for the sender and the time.
 
-A search word matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds
+A word in a query matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds
 ``teapot``. Numbers, words of one or two letters, and quoted words match exactly. The filters ``from:ID``,
-``after:DATE`` and ``before:DATE`` select messages by sender and time (UTC). web/page/core/query.js implements the same
-rules in JavaScript. Pure.
+``after:DATE`` and ``before:DATE`` select messages by sender and by time (UTC). web/page/core/query.js implements the
+same rules in JavaScript. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 MIN_STEM_CHARS = 4
-"""Minimum number of characters that remain after an ending is removed from a word. For the ending ``s``, one character
-less is enough."""
+"""Minimum number of characters that must remain when an ending is removed from a word. For the ending ``s``, one
+character less is enough."""
 _PART = re.compile(r'"([^"]*)"|(\S+)')
 _FILTER = re.compile(r"(from|before|after):(\S+)", re.IGNORECASE)
 _ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
@@ -23,7 +23,7 @@ _ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
 
 class Query(NamedTuple):
     """Parsed search query. ``terms`` are words. A term that ends in ``*`` matches every word that begins with the text
-    before the ``*``. Times are in ms. ``wrong`` is a filter of the query with an invalid date, or None."""
+    before the ``*``. Times are in ms. ``wrong`` is a filter with an invalid date, or None."""
 
     terms: list[str]
     sender_id: str | None = None
@@ -33,7 +33,7 @@ class Query(NamedTuple):
 
 
 def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
-    """Parse a user's search query. ``list_words`` splits a text into words in the same way as the search index."""
+    """Parse a user's search query. ``list_words`` splits a text into words exactly as the search index does."""
     terms: dict[str, None] = {}
     query = Query([])
     for quoted, part in _PART.findall(text):

@@ -1,9 +1,9 @@
-"""Rules that decide whether a message is a repeat, whether it is allowed, its destination, and which budget it uses.
+"""Rules that decide whether a message is a repeat, whether it is allowed, where it goes, and which budget it uses.
 
-`apply_send` applies these rules to a ``send`` frame. `write_message` accepts a message, including a message that is
-posted by a mod's operation. The checks run in the order of docs/protocol.md: repeat, session, rate, named messages,
-rights, recipients, the conversation's budget, the day's quota. A refusal is raised as an error, and nothing is stored
-under the id of a refused message. Pure.
+`apply_send` applies these rules to a ``send`` frame. `write_message` accepts any message, also one that a mod's
+operation posts. The checks run in the order of docs/protocol.md: repeat, session, rate, named messages, rights,
+recipients, the conversation's budget, the day's quota. A refusal is raised as an error, and nothing is stored under the
+id of a refused message. Pure.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from .visibility import has_people, may_read
 
 
 class Rules(Struct, frozen=True):
-    """Fixed inputs of `apply`: limits, quotas, changing operations, mods and their hooks, the registration policy, and
-    whether the hub is read-only."""
+    """Fixed inputs of `apply`: limits, quotas, operations, mods and their hooks, the registration policy, and whether
+    the hub is read-only."""
 
     limits: Limits
     quotas: Quotas
@@ -71,19 +71,19 @@ class Rules(Struct, frozen=True):
     registration: Registration = "local"
     is_read_only: bool = False
     follows: Callable[[], Follows] | None = None
-    """Function that returns the node followed by this read replica. None on a hub that stores entries itself."""
+    """Function that describes the node that this read replica follows. None on a hub that stores entries itself."""
 
 
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
-    """Return the outcome of a ``send`` frame. Raise the `RoundelayError` that refuses the message."""
+    """Return the outcome of a ``send`` frame. If the message is refused, raise the `RoundelayError` of the refusal."""
     origin, frame = entry.origin, entry.frame
     stored = facts.stored.get(entry.key)
-    # A repeat is answered before every other check. The message was accepted once, even if it would be refused now.
+    # Answer a repeat before every other check. The message was accepted once, even if it would be refused now.
     if stored is not None:
         if stored.is_damaged or not is_same_send(stored, frame):
             raise repeat_error("message", frame.message_id, stored.seq, is_damaged=stored.is_damaged)
         return Outcome(effects=(_stored_reply(origin, frame, stored, duplicate=True),))
-    # Check the mods' refusal only for a new message: a repeat must succeed, even if a mod has become stricter.
+    # Apply a mod's refusal only to a new message. A repeat must succeed, even if the mod has become stricter.
     if entry.refusal is not None:
         raise entry.refusal
     check_session(state, origin)
@@ -101,9 +101,9 @@ def _stored_reply(origin: Origin, frame: SendFrame, row: StoredKey, *, duplicate
 
 def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
     """Return whether a stored message has the same body as a frame. All fields except ``message_id`` and ``metadata``
-    are compared. ``content`` is compared byte by byte. An edited or deleted message equals every frame."""
+    are compared, ``content`` byte by byte. An edited or deleted message counts as the same as any frame."""
     message = _stored_message.decode(stored.data)
-    # The original content is gone, so a repeat cannot be compared with this message.
+    # The original content no longer exists, so it cannot be compared with the frame.
     if message.edited_at is not UNSET or message.deleted_at is not UNSET:
         return True
     return (
@@ -113,8 +113,8 @@ def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
         and stored.digest == excluded_digest(frame)
         and (frame.conversation is UNSET or frame.conversation == conversation_of(message.thread_id))
-        # A frame without a conversation and a parent goes to the thread without a conversation id. A stored message in
-        # the thread of a conversation therefore differs.
+        # A frame without a conversation and without a parent goes to the thread that has no conversation id. So a
+        # stored message in the thread of a conversation is a different message.
         and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(message.thread_id))
     )
 
@@ -123,16 +123,16 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 def excluded_digest(frame: SendFrame) -> str:
-    """Return a digest of the ids that a ``send`` frame excludes, or an empty text. The digest is stored
-    because the stored message does not contain the excluded ids."""
+    """Return a digest of the ids that a ``send`` frame excludes, or an empty string. The digest is stored because the
+    stored message does not contain the excluded ids."""
     return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
 
 
 def repeat_error(
     noun: Literal["message", "record", "call"], key: str, seq: int | None, *, is_damaged: bool
 ) -> RoundelayError:
-    """Return the error for a repeated id that cannot get the first answer. Either the two bodies differ, or the stored
-    row is damaged and the bodies cannot be compared."""
+    """Return the error for a repeated id that cannot get the first answer again. Either the bodies differ, or the
+    stored row is damaged and the bodies cannot be compared."""
     if not is_damaged:
         position = f" (seq {seq})" if seq is not None else ""
         return IdConflict(f"{noun}_id {key!r} was used for another {noun}{position}. Choose a new id.")
@@ -144,8 +144,8 @@ def repeat_error(
 
 
 def check_session(state: State, origin: Origin) -> None:
-    """Raise `Forbidden` unless a session may still write. The participant must not be removed, and the session's token
-    must not be revoked. The session of a reactor must not have been superseded by a newer session.
+    """Raise `Forbidden` unless a session may still write. The participant must not be removed, the session's token must
+    not be revoked, and no newer session may have superseded a reactor's session.
 
     The check also covers entries that were waiting for their batch when the hub ended their session. These entries are
     not stored.
@@ -158,12 +158,13 @@ def check_session(state: State, origin: Origin) -> None:
     #   of           s1  s1      s2  s1: no   s2              s2: no
     #
     # Entry d waited in the batch, or arrived before the connection of s1 was closed. So compare the session's token
-    # with the participant's token at the entry's own position in the log. A check whether the session is connected is
-    # not enough: two processes could then act for one agent at the same time.
+    # with the participant's token at the entry's position in the log. It would not be enough to check whether the
+    # session is connected: two processes could then act for one agent at the same time.
     participant = state.everyone.get(origin.agent_id)
     if participant is None or participant.removed_seq is not None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
-    # Sessions that joined before the revocation have ended, even if the client has not received the close yet.
+    # All sessions that joined before the revocation have been ended, but the client may not have received the close
+    # frame yet.
     if origin.joined_at < participant.cut_seq:
         raise Forbidden(f"The token of {origin.agent_id} was revoked.")
     if origin.token and (token := state.get("token", origin.token)) is not None and token.revoked:
@@ -181,12 +182,12 @@ def check_session(state: State, origin: Origin) -> None:
 def write_message(
     rules: Rules, state: State, facts: Facts, origin: Origin, frame: SendFrame, key: str
 ) -> tuple[Row, list[TableWrite]]:
-    """Accept one message. Return the row of the message and all other writes. Raise the `RoundelayError` that refuses
-    the message."""
+    """Accept one message. Return the row of the message and all other writes. If the message is refused, raise the
+    `RoundelayError` of the refusal."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
     bucket = state.bucket(sender)
-    # Check the rate before the named messages are looked up: a sender beyond the rate must learn nothing about them.
+    # Check the rate before looking up the named messages: a sender beyond its rate must learn nothing about them.
     sends, roots = next_rates(limits, bucket, stamp, is_root=frame.cause is UNSET and origin.kind == "agent")
     writes: list[TableWrite] = []
     parent = find_readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
@@ -199,7 +200,7 @@ def write_message(
             check_may_answer(state, origin, thread_id, None if cause is None else cause.seq)
     # `head` belongs to the draft, so it counts the rows of earlier entries of this batch.
     seq = state.head + 1
-    # Use the root of the stored cause, not a value from the frame: a client could otherwise escape the budget of its
+    # Use the root of the stored cause, not a value from the frame. Otherwise a client could escape the budget of its
     # conversation.
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
     head = MessageHead(
@@ -216,7 +217,7 @@ def write_message(
         excluded=destination.excluded,
     )
     if cause is not None:
-        # Addressed participants become parties of the conversation and may use more of its budget
+        # Addressed participants become parties of the conversation, so they may use more of its budget
         # (`conversation_budgets`).
         addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
         writes.append(charge_message(limits, state, facts, head, cause, sender, addressed))
@@ -226,8 +227,8 @@ def write_message(
             head = msgspec.structs.replace(head, label=cause.label)
     else:
         if origin.kind == "agent" or (origin.kind == "human" and sends_like_program(limits, bucket, stamp)):
-            # Count the message only if something has arrived since the last counted answer: an agent that receives
-            # nothing is not answering.
+            # Count the message only if the sender has received something since the last counted answer. An agent that
+            # receives nothing is not answering anyone.
             heard, last = state.recent_messages, bucket.answer_count.last
             if heard.delivered.get(sender, 0) > last or (
                 heard.newest > last and has_unanswered_news(state, sender, last)
@@ -247,11 +248,10 @@ def write_message(
     size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
     size_now, messages_now = bucket.bytes + size, bucket.messages + 1
     upto, upto_messages = bucket.next_bytes, bucket.next_messages
-    # The `ChangeSet` of a mod charges the quota for the mod's own messages.
+    # A mod's own messages have no session. The `ChangeSet` of the mod counts them against the quota.
     if not origin.session_id:
         writes.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
-    # Fast path for almost every message: the message passes neither the quota nor the next step at which sums are
-    # stored.
+    # Fast path for almost every message: it reaches neither the quota nor the next step at which sums are stored.
     elif size_now < upto and messages_now < upto_messages and day == bucket.day:
         now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.answer_count)
         writes.append(TableWrite("bucket", sender, now))
@@ -280,8 +280,8 @@ def message_row(head: MessageHead, frame: SendFrame, stamp: int, actor: str, key
         text_representation=frame.text_representation,
         requires_response=frame.requires_response,
     )
-    # Set metadata separately: with more than 15 keywords CPython builds a dict for the call, which costs more than the
-    # rest of this message.
+    # Set metadata separately. With more than 15 keywords, CPython builds a dict for the call, which costs more than the
+    # rest of this function.
     if frame.metadata is not UNSET:
         message = msgspec.structs.replace(message, metadata=frame.metadata)
     return Row(
@@ -314,8 +314,8 @@ def mod_message(
 ) -> Row:
     """Build the row of a message from a mod, or from the network itself, to one participant.
 
-    With a ``cause``, the message belongs to the conversation of the cause. With ``about`` (the seq of a root), the
-    message belongs to the conversation of this root, but does not use its budget. Without both, the message starts a
+    With a ``cause``, the message belongs to the conversation of the cause. With ``about``, the seq of a root, the
+    message belongs to the conversation of this root but does not use its budget. Without both, the message starts a
     conversation.
     """
     to = agent_address(agent_id)
@@ -345,7 +345,7 @@ def mod_message(
 
 
 def _named(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """Return the known participants that ``requires_response`` of a frame names."""
+    """Return the known participants in the list ``requires_response`` of a frame."""
     required = frame.requires_response
     return tuple(name for name in required if state.participant(name) is not None) if isinstance(required, list) else ()
 
@@ -366,7 +366,7 @@ def charge_message(
 
 
 def find_budget(state: State, facts: Facts, root: int, message: MessageHead | None = None) -> ConversationBudget:
-    """Return the budget of the conversation with a given root. ``message`` is a message of the conversation.
+    """Return the budget of the conversation with a given root. ``message`` is a message of this conversation.
 
     If no budget is stored, return a new budget. If ``message`` is the root, nothing has been counted yet. Otherwise the
     stored budget was damaged, so the new budget has no owner.
@@ -379,8 +379,8 @@ def find_budget(state: State, facts: Facts, root: int, message: MessageHead | No
 
 
 def find_readable(state: State, facts: Facts, agent_id: str, seq: int, field: str) -> MessageHead:
-    """Return the head of a message by its seq. Raise `UnknownMessage` if the message does not exist or the participant
-    may not read it. ``field`` is the name of the frame's field that contains the seq, for the error text."""
+    """Return the head of the message with a seq. Raise `UnknownMessage` if the message does not exist or the
+    participant may not read it. ``field`` names the frame's field that contains the seq, for the error text."""
     head = facts.heads.get(seq)
     if head is None or not may_read(state, agent_id, head):
         raise UnknownMessage(
@@ -402,7 +402,7 @@ def _find_destination(
     rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
 ) -> _Destination:
     """Return the destination of a message. Raise an error if the recipient does not exist, if the sender may not write
-    to the recipient, or if a reply does not go to the place of its parent."""
+    to it, or if a reply does not go to the same place as its parent."""
     sender = origin.agent_id
     match kind:
         case "agent":
@@ -433,23 +433,23 @@ def _find_destination(
     if is_private:
         return destination
     start = thread_start(parent.thread_id)
-    # A reply keeps the exclusions of its thread. Otherwise excluded participants would receive replies that may quote
+    # A reply keeps the exclusions of its thread. Otherwise excluded participants would receive replies, which may quote
     # the thread.
     excluded = tuple(dict.fromkeys((*parent.excluded, *destination.excluded)))
     return _Destination(destination.kind, reply_thread(parent.seq if start is None else start), excluded)
 
 
 def _find_direct_thread(sender: str, name: str, parent: MessageHead | None, frame: SendFrame) -> str:
-    """Return the thread of a direct message. The conversation is named by the frame or, if the frame names none, taken
-    from the parent."""
+    """Return the thread of a direct message. The conversation id comes from the frame or, if the frame has none, from
+    the parent."""
     if frame.conversation is not UNSET:
         return direct_thread(sender, name, frame.conversation)
     return direct_thread(sender, name, "" if parent is None else conversation_of(parent.thread_id))
 
 
 def _list_excluded(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """Return the registered participants that a broadcast excludes. Unregistered ids are omitted, because they receive
-    nothing anyway and every reply would have to store them."""
+    """Return the registered participants that a broadcast excludes. Unregistered ids are omitted: they receive nothing
+    anyway, and every reply would have to store them."""
     if frame.exclude_agent_ids is UNSET:
         return ()
     return tuple(name for name in dict.fromkeys(frame.exclude_agent_ids) if state.participant(name) is not None)

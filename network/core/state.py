@@ -1,9 +1,9 @@
-"""State of a network: all loaded tables, and indexes over these tables.
+"""The state of a network: all loaded tables, and indexes over these tables.
 
-A `State` looks up a value in its own tables first, and then in the tables of its parent. The committed state of the hub
-is the bottom level. Each batch changes a draft on top of the committed state. After the commit the draft is merged into
-the committed state. If the commit fails, the draft is discarded. The ledger stores each `TableWrite` in the transaction
-of the rows that caused the write, so a start only loads tables and replays no rows. No IO, no clock.
+A `State` looks up a value first in its own tables and then in the tables of its parent. The hub's committed state is
+the bottom level. Each batch changes a draft on top of the committed state. After the commit, the draft is merged into
+the committed state. If the commit fails, the draft is discarded. The ledger stores each `TableWrite` in the same
+transaction as the rows that caused it, so a start only loads tables and replays no rows. No IO, no clock.
 
 Each level also records its changes to two kinds of indexes. A *group* contains the values of one owner, such as the
 members of a channel. An *order* contains ids sorted by a number, such as participants by registration. The cost of an
@@ -45,40 +45,40 @@ from .tables import (
 
 
 class State:
-    """One level of tables on top of an optional parent level. Reads never copy a table. `apply_writes` changes only
-    this level."""
+    """One level of tables, with an optional parent level below it. Reads never copy a table. `apply_writes` changes
+    only this level."""
 
     def __init__(
         self, parent: State | None = None, *, head: int = 0, stamp: int = 0, rights: Rights | None = None
     ) -> None:
         self.rights: Rights | None = parent.rights if parent is not None else rights
-        """Rights of the node, which no entry changes. None if the node's file has no section ``rights``."""
+        """Rights of the node, which no entry can change. None if the node's file has no section ``rights``."""
         self._parent = parent
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """Values of this level, by table and key. The committed state contains all values. A draft contains only
-        changed values, with None for a deleted value."""
+        """Values of this level, by table and key. The committed state contains all values. A draft contains only values
+        that it has changed. None in a draft stands for a deleted value."""
         self.durable_writes: dict[tuple[Table, str], TableWrite] = {}
-        """Writes of a draft that the ledger stores: the last write of each key."""
+        """The writes of a draft that the ledger must store: the last write of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
-        """All participants ever registered, by id. A draft uses the table of its parent until the draft changes a
+        """All participants ever registered, by id. A draft shares its parent's mapping until the draft changes a
         participant."""
         self.takeovers: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.takeovers
-        """Newest takeover of each thread, active or ended. This mapping is almost always empty."""
+        """Newest takeover of each thread, whether active or ended. Nearly always empty."""
         self._groups: dict[Group, dict[Any, Any]] = {}
-        """Groups of this level, by name and owner. A value of None was removed by this level."""
+        """Groups of this level, by name and owner. A value of None means that this level removed the value."""
         self._orders: dict[str, Order] = {}
         self._ascending: dict[str, list[str]] = {}
-        """Sorted keys of tables that were listed at least once. The first listing of a table builds the list, and each
-        write updates it."""
+        """Sorted keys of the tables that were listed at least once. The first listing of a table builds the list, and
+        each write updates it."""
         self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
-        """Newest stored messages by destination. All drafts share this object, because it covers only stored
+        """Newest stored messages by destination. All drafts share this object, because it describes only stored
         messages."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
     def draft(self, stamp: int | None = None) -> State:
-        """Return an empty draft on top of this state. ``stamp`` is the time of the draft, and defaults to the time of
-        this state."""
+        """Return an empty draft on top of this state. ``stamp`` is the draft's time, by default the time of this
+        state."""
         draft = State(self)
         if stamp is not None:
             draft.stamp = stamp
@@ -87,16 +87,16 @@ class State:
     # --- reading
 
     def get(self, table: Table, key: str, absent: Any = None) -> Any:
-        """Return the value of a key. `VALUE_TYPES` lists the type of each table's values. Return ``absent`` if the key
-        is unknown, and None if a draft has deleted the value."""
+        """Return the value of a key. `VALUE_TYPES` lists the type of each table's values. If the key is unknown, return
+        ``absent``. If a draft has deleted the value, return None."""
         values = self.tables[table]
         if key in values:
             return values[key]
-        # None in a level means that the value was deleted, so ask the parent only if the key is missing.
+        # None at a level means that the value was deleted there, so ask the parent only if the key is missing.
         return absent if self._parent is None else self._parent.get(table, key, absent)
 
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
-        """Yield all keys and values of a loaded table. A value in a newer level hides the value in an older level."""
+        """Yield all keys and values of a loaded table. A newer level's value replaces an older level's value."""
         seen: set[str] = set()
         for level in self._levels():
             for key, value in level.tables[table].items():
@@ -112,12 +112,12 @@ class State:
         keys = self._ascending.get(table)
         if keys is None:
             keys = self._ascending[table] = sorted(values)
-        # Use indexes instead of a copied slice: a page usually needs only a few keys of a long list.
+        # Use indexes instead of copying a slice: a page usually needs only a few keys of a long list.
         for index in range(bisect_right(keys, after), len(keys)):
             yield keys[index], values[keys[index]]
 
     def count(self, table: Table) -> int:
-        """Return the number of values in a loaded table. This call is slow in a draft, which iterates over all
+        """Return the number of values in a loaded table. This is slow in a draft, which must iterate over all
         values."""
         return len(self.tables[table]) if self._parent is None else sum(1 for _ in self.items(table))
 
@@ -127,7 +127,7 @@ class State:
         return self.everyone.get(agent_id)
 
     def present(self, agent_id: str) -> Participant | None:
-        """Return the participant. None if the id is unknown or the participant was removed."""
+        """Return a participant, or None if the id is unknown or the participant was removed."""
         participant = self.everyone.get(agent_id)
         return participant if participant is not None and participant.removed_seq is None else None
 
@@ -136,7 +136,8 @@ class State:
         return self.registered_before(None)
 
     def registered_before(self, seq: int | None) -> Iterator[Participant]:
-        """Yield the participants registered before a seq (None: all) and not removed, in the order of registration."""
+        """Yield the present participants that were registered before a seq (None: all), in the order of
+        registration."""
         for agent_id in self._below("present", seq):
             yield self.everyone[agent_id]
 
@@ -150,16 +151,16 @@ class State:
         return participant is not None and participant.kind == "human"
 
     def people_before(self, seq: int | None) -> Iterator[str]:
-        """Yield the people registered before a seq (None: all) and not removed, in the order of registration."""
+        """Yield the present people who were registered before a seq (None: all), in the order of registration."""
         return self._below("people", seq)
 
     def has_token(self, agent_id: str) -> bool:
-        """Return whether the participant has any login or token, including revoked tokens."""
+        """Return whether an id has any login or token, even a revoked token."""
         return bool(self.tokens(agent_id)) or bool(self.logins(agent_id))
 
     def look_alikes(self, agent_id: str) -> Iterable[str]:
-        """Return the known ids that look like ``agent_id``, possibly including ``agent_id`` itself. An id is known if
-        it was ever registered or had a token."""
+        """Return the known ids that look like ``agent_id``, which may include ``agent_id`` itself. An id is known if it
+        was ever registered or ever had a token."""
         return self._group("looks", skeleton(agent_id))
 
     def tokens(self, agent_id: str) -> Mapping[str, Token]:
@@ -171,21 +172,21 @@ class State:
         return self._group("logins", agent_id)
 
     def near_quota(self) -> Mapping[str, DayStored]:
-        """Return the participants that have used nearly all of their quota on some day, by id."""
+        """Return the participants that used nearly all of their quota on their last stored day, by id."""
         return self._group("near a quota", "")
 
     def faults(self) -> Mapping[str, Participant]:
-        """Return the agents that have a fault, or whose process was lost during a reaction, by id."""
+        """Return the agents that have a fault or whose process was lost during a reaction, by id."""
         return self._group("faults", "")
 
     def bucket(self, agent_id: str) -> Bucket:
-        """Return the counters of a participant. After a start, the counters begin with the sums that were stored in the
-        ledger."""
+        """Return the counters of a participant. After a start of the hub, the counters begin with the sums that the
+        ledger has stored."""
         bucket: Bucket | None = self.get("bucket", agent_id)
         if bucket is not None:
             return bucket
         stored: DayStored | None = self.get("stored", agent_id)
-        # Use the stored sums: otherwise each restart would reset the quotas.
+        # Start from the stored sums. Otherwise each restart would reset the quotas.
         return Bucket(0.0, 0.0, stored.day, stored.bytes, stored.messages) if stored is not None else _IDLE
 
     def ack_cursor(self, agent_id: str) -> AckCursor:
@@ -193,8 +194,8 @@ class State:
         return cursor
 
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
-        """Return the failed deliveries to a participant, by seq. Messages that were handled or given up are not
-        included."""
+        """Return the failed deliveries to a participant, by seq. Messages that were handled or became dead letters are
+        not included."""
         return self._group("attempts", agent_id)
 
     # --- reading: channels
@@ -220,7 +221,7 @@ class State:
         return self._group("people", channel)
 
     def people_in_before(self, channel: str, seq: int | None) -> Iterator[str]:
-        """Yield the people who are in a channel now and first joined it before a seq (None: all), in the order of
+        """Yield the people who are in a channel now and joined it first before a seq (None: all), in the order of
         joining."""
         return self._below(f"people in {channel}", seq)
 
@@ -231,7 +232,7 @@ class State:
     # --- reading: due times of mods
 
     def due_keys(self, mod: str, now: int) -> Iterator[str]:
-        """Yield the keys of a mod's due times up to ``now``, earliest first."""
+        """Yield the keys of a mod's due times that are not later than ``now``, earliest first."""
         return self._below(f"due of {mod}", now + 1)
 
     def count_due_times(self, mod: str) -> int:
@@ -245,7 +246,7 @@ class State:
         return self._group("reactions of", agent_id)
 
     def reactions_named(self, reaction: str) -> Mapping[str, OpenReaction]:
-        """Return the open reactions with an id, by key. Several agents may use the same id."""
+        """Return the open reactions with this id, by key. Several agents may use the same id."""
         return self._group("reactions named", reaction)
 
     def reactions_in(self, thread_id: str) -> Mapping[str, OpenReaction]:
@@ -269,7 +270,7 @@ class State:
     # --- reading: read state and questions
 
     def read_states_of(self, agent_id: str) -> Mapping[str, ReadState]:
-        """Return a participant's read states by thread. The value under an empty id applies to all other threads."""
+        """Return a participant's read states by thread. The value under the empty id applies to all other threads."""
         return self._group("marks of", agent_id)
 
     def questions_of(self, agent_id: str) -> Mapping[int, Question]:
@@ -277,12 +278,12 @@ class State:
         return self._group("questions of", agent_id)
 
     def may_have_questions(self, agent_id: str) -> bool:
-        """Return False if a person certainly has no questions. This check runs for every message, so it is cheaper than
-        `questions_of`."""
+        """Return False only if a person certainly has no questions. This check runs for every message, so it must be
+        cheaper than `questions_of`."""
         return self._may_have("questions of", agent_id)
 
     def _may_have(self, name: str, owner: str) -> bool:
-        """Return False if a group is certainly empty."""
+        """Return False only if a group is certainly empty."""
         group, level = (name, owner), self
         while group not in level._groups:
             if level._parent is None:
@@ -297,16 +298,16 @@ class State:
     # --- reading: conversations
 
     def open_in(self, root: int) -> Mapping[str, Any]:
-        """Return the open items of a conversation, which are values of several tables (`quiet`). Each key contains the
-        name of the table."""
+        """Return the open items of a conversation. They are values of several tables (`quiet`), and each key contains
+        the name of its table."""
         return self._group("open in", str(root))
 
     def list_changed_conversations(self) -> list[int]:
-        """Return the roots of the conversations in which this level opened or closed something."""
+        """Return the roots of the conversations in which this level has opened or closed an item."""
         return [int(owner) for name, owner in self._groups if name == "open in"]
 
     def reactors(self) -> Mapping[str, Participant]:
-        """Return the participants that a reactor has served at least once and that are not removed, by id."""
+        """Return the present participants that a reactor has served at least once, by id."""
         return self._group("reactors", "")
 
     def deliveries_to(self, agent_id: str) -> Mapping[int, str]:
@@ -328,7 +329,7 @@ class State:
         return self._group("answers in", f"{agent_id}/{thread_id}")
 
     def may_have_answers(self, agent_id: str) -> bool:
-        """Return False if certainly no message requires an answer from a program. This check is cheaper than
+        """Return False only if certainly no message requires an answer from a program. This check is cheaper than
         `answers_of`."""
         return self._may_have("answers of", agent_id)
 
@@ -343,9 +344,9 @@ class State:
         for write in writes:
             name, value = write.table, write.value
             if name not in VOLATILE_TABLES:
-                # Update the indexes first: they need the old value to remove it from its groups.
+                # Update the indexes first, because they need the old value to remove it from its groups.
                 self._update_indexes(write)
-            # The bottom level deletes the value. A draft keeps None, which hides the value of its parent.
+            # The bottom level deletes the value. A draft stores None, which hides the value of its parent.
             if value is None and self._parent is None:
                 self.tables[name].pop(write.key, None)
             else:
@@ -359,18 +360,18 @@ class State:
             self.apply_writes(outcome.writes)
 
     def merge(self, draft: State) -> None:
-        """Merge a draft into this state after the commit (step 8). Values of cold tables are not merged, because they
-        are kept only in the ledger."""
-        # Apply only the last value of each key: intermediate values of the batch were never stored.
+        """Merge a draft into this state after the commit (step 8). Values of cold tables are left out, because only the
+        ledger keeps them."""
+        # Apply only the last value of each key. The ledger never stored the values before it.
         self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
-        # This method has no await, so other tasks never see the new head without the new values.
+        # There is no await in this method, so other tasks never see the new head without the new values.
         self.head = draft.head
         self.stamp = draft.stamp
 
     def _update_indexes(self, write: TableWrite) -> None:
-        """Update all data that is derived from the tables. Called just before a write is applied."""
+        """Update everything that is derived from the tables. Called just before a write is applied."""
         name, key, value = write.table, write.key, write.value
         if name in INDEXED:
             self._index(write)
@@ -378,12 +379,13 @@ class State:
             keys, is_there = self._ascending[name], key in self.tables[name]
             if value is None and is_there:
                 del keys[bisect_left(keys, key)]
-            # A changed value keeps its key, and the list holds keys only.
+            # If a value only changes, its key is already in the list.
             elif value is not None and not is_there:
                 insort(keys, key)
         if self._parent is not None:
             self.durable_writes[name, key] = write
-            # Create a ChainMap only in the few batches that change a participant: lookups in a plain dict are faster.
+            # Create a ChainMap only in the few batches that change a participant, because lookups in a plain dict are
+            # faster.
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
             elif name == "hold" and self.takeovers is self._parent.takeovers:
@@ -408,7 +410,7 @@ class State:
         entries = groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in groups_of(table, key, before):
-                # Remove the value only from groups that it leaves: in other groups it is overwritten below.
+                # Remove the value only from the groups that it leaves. In its other groups, it is overwritten below.
                 if (group, name) not in entries:
                     self._set(group, name, None)
         for group, name in entries:
@@ -434,7 +436,7 @@ class State:
         seq = int(key)
         self._set(("open in", str(known.root)), f"delivery {key}", now)
         was_waiting, waiting = before.waiting if before is not None else (), now.waiting if now is not None else ()
-        # Compare sets, because a thousand agents may have to handle one broadcast.
+        # Compare sets: a thousand agents may have to handle one broadcast.
         for agent_id in waiting if not was_waiting else set(waiting).difference(was_waiting):
             self._set(("deliveries to", agent_id), seq, key)
         for agent_id in was_waiting if not waiting else set(was_waiting).difference(waiting):
@@ -453,7 +455,7 @@ class State:
         self._reorder(
             "people", registration_entry(before) if was_person else None, registration_entry(now) if is_person else None
         )
-        if is_person is not was_person:  # members may be loaded before their participants
+        if is_person is not was_person:  # members may be loaded before participants
             for channel, member in self.memberships(agent_id).items():
                 previous, current = (member if was_person else None), (member if is_person else None)
                 self._index_person_in(channel, agent_id, previous, current)
@@ -463,7 +465,7 @@ class State:
         self._reorder(f"people in {channel}", arrival_entry(agent_id, before), arrival_entry(agent_id, now))
 
     def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
-        """Return all values of a group. The values are copied only if a draft has changed the group."""
+        """Return all values of a group. They are copied only if a draft has changed the group."""
         group = (name, owner)
         levels: list[dict[Any, Any]] = []
         level: State | None = self
@@ -471,13 +473,13 @@ class State:
             values = level._groups.get(group)
             if values is not None:
                 levels.append(values)
-                # Nothing changed above the committed state: return its dict itself, since a copy per query would cost
-                # too much.
+                # No draft has changed the group, so return the dict of the committed state itself. A copy for each
+                # query would cost too much.
                 if level._parent is None and len(levels) == 1:
                     return values
             level = level._parent
         merged: dict[Any, Any] = {}
-        # From the oldest level to the newest, so that newer values replace older ones.
+        # Go from the oldest level to the newest, so that newer values replace older ones.
         for values in reversed(levels):
             merged.update(values)
         return {key: value for key, value in merged.items() if value is not None}

@@ -1,9 +1,9 @@
 """Types of the values in the state tables, and of the data that a batch looks up in the ledger.
 
-Values are immutable, and a `TableWrite` replaces a value as a whole. The ledger stores the write in the transaction of
-the rows that caused the write. Databases contain the names of tables and fields, so these names never change, even if
-the code uses another word: the table ``floor`` contains ack cursors, ``hold`` contains takeovers, and ``mark`` contains
-read states. Pure.
+Values are immutable: a `TableWrite` replaces the whole value. The ledger stores a write in the same transaction as the
+rows that caused it. Databases contain the names of tables and fields, so these names never change, even if the code
+uses another word: the table ``floor`` contains ack cursors, ``hold`` contains takeovers, and ``mark`` contains read
+states. Pure.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ LoadedTable: TypeAlias = Literal[
     "due",
     "delivery",
 ]
-"""Name of a table whose values are loaded at start and kept in memory."""
+"""Name of a table whose values are loaded at the start and stay in memory."""
 ColdTable: TypeAlias = Literal[
     "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed",
     "mod_cold",
 ]  # fmt: skip
-"""Name of a table whose values stay in the ledger. A batch looks up values of these tables with a `LookupRequest`."""
+"""Name of a table whose values are only in the ledger. A batch looks up such values with a `LookupRequest`."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
 """Name of any table. The table ``bucket`` exists only in memory."""
 
@@ -62,11 +62,11 @@ FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
 
 
 class AgentFault(Struct, frozen=True, omit_defaults=True):
-    """Problem that prevents an agent from working (`faults`). The fault is deleted when the agent works again.
+    """Problem that prevents an agent from working (`faults`). It is deleted when the agent works again.
 
     ``since`` and ``at`` are the times in ms of the first and the newest occurrence, and ``count`` is the number of
-    occurrences. ``seq`` and ``reaction`` describe the newest occurrence. Each agent has at most one fault, so
-    repeated problems need no additional space.
+    occurrences. ``seq`` and ``reaction`` describe the newest occurrence. Each agent has at most one fault, so repeated
+    problems need no additional space.
     """
 
     cause: FaultCause
@@ -84,10 +84,10 @@ class Participant(Struct, frozen=True):
     """Participant of the network, registered under an id that is never reused.
 
     ``fence`` is the newest fencing token of a reactor session. ``fence_shown`` is the token that this session presented
-    when it joined. Sessions that joined before ``cut_seq`` have ended, because the tokens were revoked at that seq.
-    ``instance`` is the name that the reactor's process has chosen, or empty. ``life`` is the first fencing token of
-    this process. ``is_lost`` is true if the process was lost: its session ended without a ``bye`` while reactions were
-    open, and no reactor has joined since.
+    when it joined. Sessions that joined before ``cut_seq`` have been ended, because the tokens were revoked at this
+    seq. ``instance`` is the name that the reactor's process has chosen, or an empty string. ``life`` is the first
+    fencing token of this process. ``is_lost`` is true if the process was lost: its session ended without a ``bye``
+    while reactions were open, and no reactor has joined since.
     """
 
     agent_id: str
@@ -105,8 +105,8 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """Permission to join with a token. The key is the token's hash. A revoked token is kept, so that no id can use
-    it."""
+    """Permission to join with a token. The key is the token's hash. A revoked token is kept, so that it can never be
+    bound to an id again."""
 
     agent_id: str
     kind: Kind
@@ -117,7 +117,7 @@ class Token(Struct, frozen=True):
 
 class Login(Struct, frozen=True):
     """A one-time code that binds a token to an id until ``expires_at`` (ms). The key is the hash of the code.
-    ``used_by`` is the hash of the bound token, or empty."""
+    ``used_by`` is the hash of the bound token, or empty if the code is unused."""
 
     agent_id: str
     kind: Kind
@@ -127,8 +127,8 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Rule for joining a channel. Everybody may join an ``open`` channel. Only invited participants may join an ``invite``
-or ``closed`` channel. A ``closed`` channel is also hidden from everybody else."""
+"""Rule for joining a channel. Everyone may join an ``open`` channel. Only invited participants may join an ``invite``
+or ``closed`` channel. A ``closed`` channel is also hidden from everyone else."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
@@ -136,8 +136,8 @@ class Channel(Struct, frozen=True):
     """Properties of a channel. ``history`` defines which messages members may read: only messages since their join, or
     all messages.
 
-    ``owner`` is None if the channel was created by a release without owners, and empty if the owner was removed from
-    the channel.
+    ``owner`` is None if a release without channel owners created the channel, and an empty string if the owner was
+    removed from the channel.
     """
 
     name: str
@@ -148,22 +148,22 @@ class Channel(Struct, frozen=True):
     access: Access = "open"
     owner: str | None = None
     title: str = ""
-    """Display name. If it is empty, the channel's name is displayed."""
+    """Display name. If it is empty, clients display the channel's name."""
 
 
 MAX_NOTIFIED_THREADS = 256
 """Maximum number of threads of one conversation whose readers are notified that the budget is exceeded."""
 MAX_SPANS = 4096
 """Maximum number of times that a participant may rejoin a channel after missing messages. The span of each membership
-is stored, because the spans decide which messages the participant may read."""
+is stored, because it decides which messages the participant may read."""
 
 
 class Member(Struct, frozen=True):
-    """Membership of one participant in one channel. A span (from, until) contains the seqs between its ends, without
-    the ends. ``until`` is None in the last span while the participant is a member.
+    """Membership of one participant in one channel. A span ``(from, until)`` contains the seqs strictly between its
+    ends. ``until`` is None in the last span while the participant is a member.
 
-    ``standing`` applies to participants who are not members: they are invited, removed by the owner, or neither. An
-    invitation ends when the participant joins.
+    ``standing`` applies only to participants who are not members: they are invited, removed by the owner, or neither.
+    An invitation ends when the participant joins.
     """
 
     spans: tuple[tuple[int, int | None], ...] = ()
@@ -174,14 +174,14 @@ class Member(Struct, frozen=True):
         return bool(self.spans) and self.spans[-1][1] is None
 
     def joined(self, seq: int) -> Member:
-        """Return the membership after a join at ``seq``. If nothing was stored since the participant left, the last
-        span continues."""
+        """Return the membership after a join at ``seq``. If no row was stored since the participant left, the last span
+        continues."""
         if self.spans and self.spans[-1][1] == seq - 1:
             return Member((*self.spans[:-1], (self.spans[-1][0], None)))
         return Member((*self.spans, (seq, None)))
 
     def left(self, seq: int) -> Member:
-        """Return the membership after the participant leaves at ``seq``. A span without any stored row is dropped,
+        """Return the membership after the participant leaves at ``seq``. A span that contains no stored row is dropped,
         unless it is the only span."""
         start = self.spans[-1][0]
         if start == seq - 1 and len(self.spans) > 1:
@@ -203,7 +203,7 @@ def _start(span: tuple[int, int | None]) -> int:
 class Attempt(Struct, frozen=True):
     """Failed deliveries of one message to one recipient. ``due_at`` (ms) is the earliest time of the next delivery.
 
-    ``is_revived`` is true if the message is a restored dead letter. The ack cursor already counts such a message as
+    ``is_revived`` is true if the message is a restored dead letter. The ack cursor still marks such a message as
     handled.
     """
 
@@ -214,8 +214,8 @@ class Attempt(Struct, frozen=True):
 
 
 class TokenUsage(Struct, frozen=True, omit_defaults=True):
-    """Sums of the tokens used by model calls. ``prompt_tokens`` include ``cached_tokens``, and ``completion_tokens``
-    include ``reasoning_tokens``."""
+    """Sums of the tokens that model calls used. ``prompt_tokens`` includes ``cached_tokens``, and ``completion_tokens``
+    includes ``reasoning_tokens``."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -225,16 +225,16 @@ class TokenUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class DayUsage(Struct, frozen=True):
-    """Tokens that one agent used on the newest day with any usage, by model. The key is the agent's id. ``day`` is a
-    UTC day in days since the epoch."""
+    """Tokens that one agent used, by model, on the newest day on which it used any. The key is the agent's id. ``day``
+    is a UTC day, counted from the epoch."""
 
     day: int
     spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
-    """Amount of data that one participant has stored on one day. The key is the participant's id. ``day`` is a UTC day
-    in days since the epoch. `State.bucket` uses this amount after a restart."""
+    """Amount of data that one participant stored on one day. The key is the participant's id. ``day`` is a UTC day,
+    counted from the epoch. After a restart, `State.bucket` continues from this amount."""
 
     day: int
     bytes: int
@@ -244,28 +244,28 @@ class DayStored(Struct, frozen=True):
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """State of a tool call that waits, at most until ``until`` (ms). The call waits either for answers from the
-    participants in ``to``, or for the decision on ``request`` (a seq)."""
+    """What a tool call waits for, at most until ``until`` (ms). It waits either for answers from the participants in
+    ``to``, or for the decision on ``request`` (a seq)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
     copies: tuple[tuple[str, int], ...] = ()
-    """Seqs of the copies of the request, each with the id of the approver who received the copy."""
+    """Seqs of the copies of the request, each with the id of the approver who received it."""
 
     deciders: tuple[str, ...] | None = None
-    """Ids of the people who may decide. None means that operators and all readers of the request may decide."""
+    """Ids of the people who may decide. If it is None, operators and all readers of the request may decide."""
 
     with_operators: bool = False
 
     voters: tuple[str, ...] = ()
 
     def find_request(self, agent_id: str) -> int | None:
-        """Return the seq of the request's copy to a person, or the seq of the request if the person got no copy."""
+        """Return the seq of the copy of the request that a person received, or else the seq of the request."""
         return next((seq for name, seq in self.copies if name == agent_id), self.request)
 
     def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
-        """Return whether a person may decide now. ``is_reader`` is true if the person may read the request."""
+        """Return whether a person may decide now. ``is_reader`` says whether the person may read the request."""
         if agent_id in self.voters:
             return False
         if self.deciders is None:
@@ -283,7 +283,7 @@ class OpenReaction(Struct, frozen=True):
     seq: int
     trigger_head: MessageHead
     oldest: int
-    """Seq of the oldest message in the reaction's prompt. Retention deletes neither this message nor newer messages."""
+    """Seq of the oldest message in the reaction's prompt. Retention keeps this message and all newer messages."""
     is_cancelled: bool = False
     spent: dict[str, TokenUsage] = {}
     """Tokens that the reaction's records have reported so far, by model."""
@@ -298,7 +298,7 @@ class OpenReaction(Struct, frozen=True):
     awaits: dict[str, CallWait] = {}
 
     at: int = 0
-    """Start time in ms. 0 in databases of older releases."""
+    """Start time in ms, or 0 if an older release stored the reaction."""
 
 
 class Takeover(Struct, frozen=True):
@@ -306,7 +306,7 @@ class Takeover(Struct, frozen=True):
     has ended.
 
     ``taken`` and ``given`` are the seqs of the newest start and the newest end. ``at`` is the time of the start in ms.
-    ``head`` is the head of a message that would be sent to the thread now (`takeovers.find_place`).
+    ``head`` is the head that a message to the thread would have now (`takeovers.find_place`).
     """
 
     by: str
@@ -322,7 +322,7 @@ class ReadState(Struct, frozen=True, omit_defaults=True):
     """Read state and preferences of a participant for one thread. The key is ``ID/THREAD`` (`read_state`). All messages
     up to the seq ``read_upto`` are read.
 
-    Old read states are evicted. The value under the key ``ID/`` applies to all threads without a value of their own.
+    Old read states are evicted. The value under the key ``ID/`` applies to all threads without their own value.
     """
 
     read_upto: int = 0
@@ -338,7 +338,7 @@ class Question(Struct, frozen=True):
     sender_id: str
     thread_id: str
     root: int = 0
-    """Root of the message. 0 in databases of older releases."""
+    """Root of the message, or 0 if an older release stored the question."""
     at: int = 0
 
 
@@ -350,7 +350,7 @@ class DismissedItems(Struct, frozen=True):
 
 
 class UndeliveredMessage(Struct, frozen=True):
-    """Dead letter in the form that its sender sees. The key is ``SENDER/NEWEST_FIRST/RECIPIENT`` (`descending_key`)."""
+    """A dead letter as its sender sees it. The key is ``SENDER/NEWEST_FIRST/RECIPIENT`` (`descending_key`)."""
 
     agent_id: str
     seq: int
@@ -362,8 +362,8 @@ class BudgetStop(Struct, frozen=True):
     """Reaction that was stopped because its agent's own budget for tokens or money was used up. The key is
     ``NEWEST_FIRST/AGENT`` (`descending_key`). ``seq`` is the seq of the reaction's trigger.
 
-    The stop is no longer shown after the conversation is resumed, or after the agent starts another reaction to the
-    same trigger.
+    The stop is no longer shown after the conversation was resumed, or after the agent has started another reaction to
+    the same trigger.
     """
 
     agent_id: str
@@ -376,13 +376,13 @@ class BudgetStop(Struct, frozen=True):
 
 
 class IndexPosition(Struct, frozen=True):
-    """Position in the shared log up to which this database is complete. ``position`` is the position of a record, and
+    """Position in the shared log up to which this database is complete. ``position`` is the position of a record.
     ``digest``, ``leader`` and ``epoch`` are values of this record.
 
     ``is_filling`` is true if the database contains only a part of the rows up to the record. ``base`` is the position
-    of a record at which the log may begin, or 0. This base takes effect after the log has dropped the rows up to
-    ``base_head``. ``begun`` and ``begun_head`` describe a snapshot that is being written. ``begun`` is None in
-    databases of older releases.
+    of a record at which the log may begin, or 0. It takes effect after the log has dropped the rows up to
+    ``base_head``. ``begun`` and ``begun_head`` describe a snapshot that is being written. ``begun`` is None if an older
+    release stored the value.
     """
 
     position: int
@@ -398,8 +398,8 @@ class IndexPosition(Struct, frozen=True):
 
 
 class ConversationBudget(Struct, frozen=True, omit_defaults=True):
-    """Used part of the budget of one conversation, in total and by participant (`conversation_budgets`). The key is the
-    seq of the root."""
+    """Used part of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the seq of
+    the root."""
 
     messages: int
     last_seq: int
@@ -413,10 +413,10 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     resumed: int = 0
 
     began_by: str = ""
-    """Sender of the root. Empty if the sender is unknown, because the stored budget was damaged."""
+    """Sender of the root. Empty if the stored budget was damaged, so that the sender is unknown."""
 
     first: tuple[str, ...] = ()
-    """First parties of the conversation: the sender of the root, and the participants named by the root."""
+    """First parties of the conversation: the sender of the root, and the participants whom the root names."""
 
     parties: dict[str, int] = {}
     """Number of messages of each party."""
@@ -429,13 +429,12 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
 
     told: tuple[str, ...] = ()
     """Limits that have stopped the conversation since it was last resumed. The sender of the root was notified once for
-    each limit."""
+    each of them."""
 
 
 class StoppedConversation(Struct, frozen=True):
     """Conversation that exceeded a limit and was not resumed. ``seq`` and ``at`` are the seq and the time of the newest
-    message. ``used_by`` is the participant who used most of the limit, and ``used`` is this participant's number of
-    messages."""
+    message. ``used_by`` is the participant with the most messages, and ``used`` is the number of these messages."""
 
     root: int
     seq: int
@@ -456,7 +455,7 @@ class CallResult(Struct, frozen=True):
 
 
 class DeadLetter(Struct, frozen=True):
-    """Message that its recipient has failed to handle too often."""
+    """Message that its recipient failed to handle too often."""
 
     agent_id: str
     seq: int
@@ -464,15 +463,15 @@ class DeadLetter(Struct, frozen=True):
     failures: int
     at: int
     reactions: tuple[str, ...] = ()
-    """Reactions that were closed because their message became a dead letter."""
+    """Reactions that were closed when their trigger became a dead letter."""
 
     sender_id: str = ""
-    """Sender who sees the message as undelivered. Empty if the sender is unknown."""
+    """Sender, who sees the message as undelivered. Empty if the sender is unknown."""
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Link from a reaction to the dead letter for which the reaction was started. The id of the reaction is the second
-    half of the key. The link is deleted together with the dead letter."""
+    """Link from a reaction to the dead letter that triggered it. The second half of the key is the id of the reaction.
+    The link is deleted together with the dead letter."""
 
     trigger: int
     sender_id: str
@@ -480,7 +479,7 @@ class AbandonedReaction(Struct, frozen=True):
 
 
 class AttemptCount(Struct, frozen=True):
-    """Number of delivery attempts for a message that failed at least once and is now either handled or given up."""
+    """Number of delivery attempts for a message that failed at least once and was handled or became a dead letter."""
 
     attempts: int
 
@@ -493,12 +492,12 @@ class ReactionStart(Struct, frozen=True):
 
 
 MAX_KNOWN_STARTS = 64
-"""Maximum number of stored reactions of one agent to one message: the first reaction and the newest reactions."""
+"""Maximum number of stored reactions of one agent to one message: the first and the newest ones."""
 
 
 class TriggeredReactions(Struct, frozen=True):
-    """Reactions that one agent has started for one message. The key consists of the agent's id and the seq of the
-    message. ``reaction`` is the newest reaction, and ``earlier`` are older reactions."""
+    """Reactions that one agent has started for one message. The key contains the agent's id and the seq of the message.
+    ``reaction`` is the newest reaction, and ``earlier`` contains older reactions."""
 
     reaction: str
     seq: int
@@ -514,7 +513,7 @@ class TriggeredReactions(Struct, frozen=True):
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
     def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
-        """Return the value after another reaction has started. Keep the first reaction and the newest reactions."""
+        """Return the value after another reaction has started. The first reaction and the newest reactions are kept."""
         first, *others = self.all
         return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_KNOWN_STARTS :]))
 
@@ -558,7 +557,7 @@ VALUE_TYPES: dict[Table, Any] = {
 
 
 class TableWrite(Struct, frozen=True, gc=False):
-    """One pending write of a state table. The ``value`` None deletes the key."""
+    """A pending write to a state table. If ``value`` is None, the key is deleted."""
 
     table: Table
     key: str
@@ -566,10 +565,10 @@ class TableWrite(Struct, frozen=True, gc=False):
 
 
 class Facts(Struct):
-    """Answer of the ledger to a `LookupRequest`.
+    """The ledger's answer to a `LookupRequest`.
 
-    ``damaged`` contains the (table, key) pairs of values that failed their checksum. A requested key that is absent
-    from ``stored`` or ``cold``, and not in ``damaged``, does not exist.
+    ``damaged`` contains the (table, key) pairs of values that failed their checksum. If a requested key is neither in
+    ``stored`` or ``cold`` nor in ``damaged``, the value does not exist.
     """
 
     stored: MutableMapping[tuple[str, str], StoredKey] = {}
@@ -584,12 +583,13 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:
-    """Decode a value of a table. Raise `msgspec.DecodeError` if the data does not match the type of the values."""
+    """Decode a value of a table. Raise `msgspec.DecodeError` if the data does not match the table's type."""
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 
 class LookupRequest(Struct):
-    """Idempotency keys, message seqs and cold values that a batch needs. `Ledger.lookup` answers with `Facts`."""
+    """Idempotency keys, message seqs and cold values that a batch needs. `Ledger.lookup` returns the matching
+    `Facts`."""
 
     keys: set[tuple[str, str]]
     seqs: set[int]

@@ -1,7 +1,7 @@
-"""Rules for the start and the end of takeovers. `takeovers` describes takeovers and what they refuse.
+"""Rules for the start and the end of takeovers. `takeovers` decides what a takeover refuses.
 
-The operations ``network.take`` and ``network.give`` are in `conversation`. A takeover ends when somebody gives the
-thread back, when the person who took it over is removed, or when the takeover expires. The hub ends an expired takeover
+The operations ``network.take`` and ``network.give`` are in `conversation`. A takeover ends when someone gives the
+thread back, when the person who took over is removed, or when the takeover expires. The hub ends an expired takeover
 with the entry `EndTakeover`. Pure.
 """
 
@@ -26,10 +26,11 @@ from .takeovers import takeover_readers
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
-    """Raise `Forbidden` if a person may not take over a thread. A takeover silences the agents in the thread.
+    """Raise `Forbidden` if a person may not take over a thread. The check matters because a takeover silences the
+    agents in the thread.
 
     People may always take over their direct threads. For other threads, the person must be an operator or have the
-    right ``take``. On a node without rights, the owner of a channel may also take over the threads of the channel.
+    right ``take``. On a node without rights, the owner of a channel may also take over the channel's threads.
     """
     if origin.is_operator or head.kind == "direct":
         return
@@ -64,8 +65,8 @@ def list_expired(state: State, now: int) -> Iterator[str]:
 
 
 def apply_end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeover) -> Outcome:
-    """End an expired takeover in the name of the person who started it. Do nothing if the takeover was ended or
-    extended before this entry was applied."""
+    """End an expired takeover in the name of the person who started it. Do nothing if the takeover has been ended or
+    extended since this entry was created."""
     takeover = state.takeovers.get(entry.thread_id)
     if takeover is None or not takeover.by or not 0 < takeover.until <= state.stamp:
         return Outcome()

@@ -1,8 +1,8 @@
-"""Takeovers of threads. During a takeover, a person controls a thread and agents may not answer in it.
+"""Takeovers of threads. During a takeover, a person controls a thread, and agents may not answer in it.
 
-This module decides which messages and reactions are refused because of a takeover. `sending` calls this module for each
-message of an agent, and `reactions` calls it for each ``started`` record. `takeover_control` contains the rules for the
-start and the end of a takeover. The operations ``network.take`` and ``network.give`` are in `conversation`. Pure.
+This module decides which messages and reactions a takeover refuses. `sending` calls it for each message of an agent,
+and `reactions` calls it for each ``started`` record. `takeover_control` contains the rules for the start and the end of
+a takeover. The operations ``network.take`` and ``network.give`` are in `conversation`. Pure.
 """
 
 # Refusals because of one takeover. The position of a reaction is the seq of its `started` record. The position of an
@@ -14,9 +14,9 @@ start and the end of a takeover. The operations ``network.take`` and ``network.g
 #                       cause 10 or 13, from reaction 15: accepted, because the reaction could read these messages
 #   start of reaction   trigger 10 or 13: refused between 12 and 14
 #
-# If an agent has no open reaction to the cause of its message, the agent is a program without records. The position of
-# this message is the position of its cause: a message with cause 10 is refused, and a message with cause 13 is accepted
-# after 14.
+# If an agent has no open reaction to the cause of its message, the agent is a program without records. Then the
+# position of the message is the position of its cause: a message with cause 10 is refused, and a message with cause 13
+# is accepted after 14.
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from .visibility import may_read, thread_readers
 
 
 def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> MessageHead:
-    """Return the head of a message that would be sent to a thread now. The participants who could read this message are
-    the participants in the thread.
+    """Return the head that a message to a thread would have now. The participants who could read this message are the
+    participants in the thread.
 
     Raise `UnknownMessage` if the thread does not exist or the caller may not read it. The error text is the same in
     both cases, so a caller cannot find out whether a thread exists. Raise `Forbidden` if the caller is neither a person
@@ -65,8 +65,8 @@ def next_message_head(state: State, head: MessageHead) -> MessageHead:
 
 
 def find_place(state: State, facts: Facts, thread_id: str) -> MessageHead | None:
-    """Return the head of a message that would be sent to a thread now, or None if the thread does not exist. The seq of
-    the head is 0. Only the head for a direct thread has a sender, one of the two participants."""
+    """Return the head that a message to a thread would have now, or None if the thread does not exist. The seq of this
+    head is 0. Only the head for a direct thread has a sender, namely one of the two participants."""
     kind, _, name = thread_id.partition(":")
     if thread_id == BROADCAST:
         return _make_head(BROADCAST, BROADCAST, BROADCAST)
@@ -85,8 +85,8 @@ def find_place(state: State, facts: Facts, thread_id: str) -> MessageHead | None
 
 
 def place_of(head: MessageHead) -> MessageHead:
-    """Return the same kind of head as `find_place`, for the thread of a given message."""
-    # Omit the sender in channels and broadcasts: senders may always read their own messages, but the next message in
+    """Return a head like the result of `find_place`, for the thread of a given message."""
+    # Omit the sender in channels and broadcasts. Senders may always read their own messages, but the next message in
     # the thread may have another sender.
     sender_id = head.sender_id if head.kind in ("direct", "mod") else ""
     return _make_head(head.kind, head.to, head.thread_id, sender_id=sender_id, excluded=head.excluded)
@@ -115,8 +115,8 @@ def takeover_readers(state: State, takeover: Takeover) -> frozenset[str]:
 
 
 class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
-    """Active takeover in the form that readers of the thread receive. ``seq`` and ``at`` (ms) describe the start of the
-    takeover. ``until`` is the time in ms at which the takeover expires, or 0."""
+    """Active takeover as readers of the thread see it. ``seq`` and ``at`` (ms) describe its start. ``until`` is the
+    time in ms at which it expires, or 0."""
 
     by: str
     seq: int
@@ -135,7 +135,7 @@ def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverI
 
 
 def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
-    """Raise `ThreadHeld` if an agent may not answer in a thread. Either the thread is taken over, or the reaction
+    """Raise `ThreadHeld` if an agent may not answer in a thread: the thread is taken over, or the agent's reaction
     started before a takeover ended."""
     takeover = state.takeovers.get(thread_id)
     if takeover is None:
@@ -144,7 +144,7 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
         raise thread_held_error(takeover)
     if cause is None:
         return
-    # An answer does not name its reaction, so use the newest of several reactions to the cause.
+    # An answer does not name its reaction. If several reactions have the same cause, use the newest one.
     started_at = max((reaction.seq for reaction in state.reactions_to(origin.agent_id, cause).values()), default=None)
     is_outdated = cause < takeover.taken if started_at is None else started_at < takeover.given
     if is_outdated:
@@ -155,15 +155,15 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
 
 
 def check_may_start(state: State, trigger: MessageHead) -> None:
-    """Raise `ThreadHeld` if a reaction to a message may not start, because a thread in which the message may be
-    answered is taken over."""
+    """Raise `ThreadHeld` if a reaction to a message may not start, because a thread in which the reaction could answer
+    is taken over."""
     for takeover in _takeovers_of(state, trigger):
         if takeover.by:
             raise thread_held_error(takeover)
 
 
 def is_taken_over(state: State, head: MessageHead) -> bool:
-    """Return whether a thread in which a message may be answered is taken over."""
+    """Return whether a thread in which a reaction to the message could answer is taken over."""
     return any(takeover.by for takeover in _takeovers_of(state, head))
 
 
@@ -173,7 +173,7 @@ def is_blocked_by_takeover(state: State, reaction: OpenReaction) -> bool:
 
 
 def _takeovers_of(state: State, head: MessageHead) -> Iterator[Takeover]:
-    """Yield the takeovers of the threads in which a message may be answered."""
+    """Yield the takeovers of the threads in which a reaction to a message could answer."""
     for thread_id in answer_threads(head.kind, head.thread_id, head.seq):
         takeover = state.takeovers.get(thread_id)
         if takeover is not None:

@@ -1,12 +1,12 @@
 """Limit for agents that answer messages without naming a cause. Part of step 6. Pure.
 
 A message without a cause is its own root, so the budget of a conversation does not limit it. An agent that answers
-every message without a cause would never be stopped. This module therefore counts the messages that an agent sends
-without a cause, and stops the agent at a limit. A message counts toward this limit only if the agent has
-received something since its last counted message. The count restarts when a person writes to the agent.
+every message without a cause would never be stopped. So this module counts the messages that an agent sends without a
+cause, and stops the agent at a limit. A message counts only if the agent has received something since its last counted
+message. The count restarts when a person writes to the agent.
 
-`record_message` records each new message once per destination, not once per reader. A message with many readers
-therefore costs only one or two updates. These records are kept in memory and updated after the commit.
+`record_message` records each new message once per destination, not once per reader. So even a message with many readers
+costs only one or two updates. These records are kept in memory and updated after the commit.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .visibility import has_people
 
 IN_A_ROW_SHARE, MIN_IN_A_ROW = 20, 25
 """Limit for answers without a cause that an agent sends in a row to one thread that no person reads. The limit is
-``max_uncaused_answers`` divided by ``IN_A_ROW_SHARE``, but at least ``MIN_IN_A_ROW``. This limit stops two agents that
-answer each other endlessly."""
+``max_uncaused_answers`` divided by ``IN_A_ROW_SHARE``, but at least ``MIN_IN_A_ROW``. It stops two agents that answer
+each other endlessly."""
 
 
 ANY_CHANNEL = "channel:"
-"""Key under which messages in all channels are recorded. The key is not the address of a channel."""
+"""Key under which messages in all channels are recorded. It is not the address of any channel."""
 
 
 def record_message(limits: Limits, state: State, head: MessageHead) -> None:
@@ -62,9 +62,9 @@ def record_message(limits: Limits, state: State, head: MessageHead) -> None:
 
 
 def record_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
-    """Record that a person wrote to the agents at an address. ``place`` is the address, and defaults to the address of
-    the message."""
-    # Ignore accounts that send like a program: two programs that join as people could otherwise reset each other's
+    """Record that a person wrote to the agents at an address. ``place`` is the address, by default the address of the
+    message."""
+    # Ignore accounts that send like a program. Otherwise two programs that join as people could reset each other's
     # counts and loop forever.
     bucket: Bucket | None = state.get("bucket", head.sender_id)
     if bucket is None or not sends_like_program(limits, bucket, state.stamp):
@@ -73,12 +73,12 @@ def record_person(limits: Limits, state: State, head: MessageHead, place: str | 
 
 def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
     """Return whether a participant of kind ``human`` has sent more messages today than ``max_uncaused_answers``. Such
-    an account probably relays messages of programs, so its answers are counted like those of an agent."""
+    an account probably relays messages of programs, so its answers are counted like answers of an agent."""
     return bucket.messages > limits.max_uncaused_answers and bucket.day == stamp // DAY_MS
 
 
 def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
-    """Return whether another participant has sent a broadcast, or a message to one of the agent's channels, since the
+    """Return whether another participant has sent a broadcast, or a message to one of the agent's channels, after the
     seq ``last``."""
     recent = state.recent_messages
     return _has_post_since(recent, "broadcast", agent_id, last) or (
@@ -96,7 +96,7 @@ def _has_post_since(recent: RecentMessages, place: str, agent_id: str, last: int
 
 
 def has_person_written(state: State, agent_id: str, since: int) -> bool:
-    """Return whether a person has written to an agent since a seq, directly, by broadcast or in a channel."""
+    """Return whether a person has written to an agent after a seq, directly, by broadcast or in a channel."""
     from_people = state.recent_messages.from_people
     if not from_people:
         return False
@@ -117,13 +117,13 @@ def has_person_written(state: State, agent_id: str, since: int) -> bool:
 
 
 def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead) -> Bucket:
-    """Count one more answer without a cause, and return the updated counters. Raise `BudgetExceeded` if the agent has
+    """Count one more answer without a cause. Return the updated counters. Raise `BudgetExceeded` if the agent has
     reached a limit."""
     agent_id, counted_so_far = head.sender_id, bucket.answer_count
     if counted_so_far.count and has_person_written(state, agent_id, counted_so_far.since):
         counted_so_far = AnswerCount()
     in_a_row = 0
-    # Count answers in a row only if no person reads the thread, because endless exchanges of agents happen there.
+    # Count answers in a row only if no person reads the thread: agents could answer each other endlessly there.
     if not has_people(state, head):
         in_a_row = counted_so_far.in_a_row + 1 if counted_so_far.thread_id == head.thread_id else 1
     most = limits.max_uncaused_answers

@@ -1,6 +1,6 @@
 """Token usage of models. This module parses the usage in records, limits the reported numbers and adds them up.
 
-There are three kinds of sums: per reaction, per conversation (in total and per agent), and per agent and day. Pure.
+It keeps three kinds of sums: per reaction, per conversation (in total and per agent), and per agent and day. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
 
 
 MAX_MODELS = 16
-"""Maximum number of models in one sum. The tokens of further models are added under the empty name."""
+"""Maximum number of models in one sum. The tokens of all further models are added under the empty name."""
 
 
 MAX_MODEL_CHARS = 128
@@ -35,8 +35,8 @@ MAX_MODEL_CHARS = 128
 
 
 MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
-"""Maximum number of agents with separate sums in one conversation, and maximum number of models in each of these sums.
-The tokens of further agents count only in the conversation's total."""
+"""Maximum number of agents with their own sums in one conversation, and maximum number of models in each of these sums.
+Tokens of further agents count only in the conversation's total."""
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=10**12)]
@@ -55,15 +55,15 @@ class _Reply(Struct):
 
 
 class _Use(Struct):
-    """Tokens that one model used for requests other than the turn's own request."""
+    """Tokens that one model used for requests other than the main request of a turn."""
 
     usage: _Usage
     model: str = ""
 
 
 class _UsageBody(Struct):
-    """Fields of a record's body that report tokens. A record of kind ``model_reply`` uses ``reply``, and other kinds
-    use ``usage``. ``used`` lists the models of a part of the usage."""
+    """Fields of a record's body that report tokens. A ``model_reply`` record has ``reply``, and other kinds have
+    ``usage``. ``used`` assigns parts of the usage to models."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
@@ -82,7 +82,8 @@ def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
     reply = report.reply if kind == "model_reply" else None
     parts = [(part.model, TokenUsage(1, *msgspec.structs.astuple(part.usage))) for part in report.used]
     usage = reply.usage if reply is not None else report.usage
-    # The total includes the parts that are split by model. Count only the remainder, or these parts would count twice.
+    # The total includes the parts that are assigned to models. Count only the remainder, or these parts would count
+    # twice.
     if usage is not None:
         rest = _subtract(
             TokenUsage(0, *msgspec.structs.astuple(usage)),
@@ -102,8 +103,8 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     """Add reported tokens to the sums of the reaction, of its conversation, and of the agent's day.
 
     Each number of tokens is limited to ``max_record_tokens`` per record and model, so that one false record cannot
-    spoil a sum. With ``is_total``, the unnamed part of ``spent`` is the total of the whole reaction. In this case, the
-    tokens that earlier records reported are subtracted first.
+    spoil a sum. With ``is_total``, the unnamed part of ``spent`` is the total of the whole reaction. Then the tokens
+    that earlier records reported are subtracted first.
     """
     key = f"{agent_id}/{reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
@@ -118,12 +119,12 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     by_model = {model: _limit(used, most) for model, used in spent.items() if used != TokenUsage()}
     if not by_model:
         return
-    # Use the root of the stored trigger, not a value from the record: an agent must not charge its tokens to another
+    # Use the root of the stored trigger, not a value from the record. An agent must not charge its tokens to another
     # conversation.
     root = opened.trigger_head.root
     budget = find_budget(change.state, change.facts, root, opened.trigger_head)
     claims = budget.claims
-    # Limit the number of agents, because any participant may answer and each name is stored with the budget.
+    # Limit the number of agents: any participant may answer, and each name is stored with the budget.
     if agent_id in claims or len(claims) < MAX_CLAIMANTS:
         claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
     changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)
@@ -140,8 +141,8 @@ def _limit(used: TokenUsage, most: int) -> TokenUsage:
 
 
 def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
-    """Return the usage on ``day``. ``newest`` is the stored usage of the newest day, so the usage of any other day is
-    empty."""
+    """Return the usage on ``day``. ``newest`` is the stored usage of the newest day, so the usage of all other days
+    counts as empty."""
     return newest.spent if newest is not None and newest.day == day else {}
 
 
@@ -172,8 +173,8 @@ def _add_usage(one: TokenUsage, other: TokenUsage) -> TokenUsage:
 
 
 def _subtract(total: TokenUsage, known: TokenUsage) -> TokenUsage:
-    """Subtract a known part from a total, but return no number below zero. The known part may be larger than the total,
-    because middleware may report fewer tokens than the reply used."""
+    """Subtract a known part from a total. No result is below zero: the known part may be larger than the total, because
+    middleware may report fewer tokens than the reply used."""
     _calls, *tokens = (
         max(0, count) for count in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known))
     )

@@ -1,4 +1,4 @@
-"""Rules that decide who may read a message, who receives a message, and which prompts may contain a message.
+"""Rules that decide who may read a message, who receives it, and which prompts may contain it.
 
 Delivery, history, resume and prompts all use these rules, so their results cannot differ. docs/protocol.md describes
 the rules ("Addresses, threads, membership"). Pure.
@@ -32,8 +32,8 @@ from .tables import Member, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
 FEW = 16
-"""Maximum size of an audience in which each member is checked. In a larger audience, only the newest members are
-checked, if their result applies to all members."""
+"""Maximum size of an audience in which each member is checked. In a larger audience, only its newest members are
+checked if their result applies to all members."""
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
 
 
@@ -46,9 +46,9 @@ def parties(head: MessageHead) -> tuple[str, ...]:
 
 
 def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a participant may read a message. The additional rights of operators are not included."""
-    # Senders may read their own messages, even after they left the channel. The sender of a mod's message is the mod,
-    # which is not a participant.
+    """Return whether a participant may read a message. Operators' additional rights are not considered."""
+    # Senders may read their own messages even after they have left the channel. A mod's message has the mod as its
+    # sender, which is not a participant.
     if agent_id == head.sender_id and head.kind != "mod":
         return True
     match head.kind:
@@ -56,7 +56,7 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
             return _hears_broadcast(state.present(agent_id), head)
         case "channel":
             name = name_of(head.to)
-            # Check the node's rights first: members without the right to read the channel may not read its messages.
+            # Check the node's rights first. Members without the right to read the channel may not read its messages.
             if state.rights is not None and not has_right_to_read(state, agent_id, name):
                 return False
             member = state.member(name, agent_id)
@@ -66,8 +66,8 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a message is delivered to a participant. The sender counts as a recipient, because the message is
-    delivered to the sender's other sessions."""
+    """Return whether a message is delivered to a participant. The sender also counts as a recipient, because the
+    sender's other sessions receive the message."""
     if head.kind == "channel" and agent_id != head.sender_id:
         name = name_of(head.to)
         if state.rights is not None and not has_right_to_read(state, agent_id, name):
@@ -78,7 +78,7 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
 
 def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
     """Return a seq and a set of ids that define the readers of a broadcast. The readers are the sender and everyone who
-    was registered before that seq, except participants whose ids are in that set."""
+    was registered before this seq, except the participants in the set."""
     return _first_seq(head), frozenset(head.excluded)
 
 
@@ -107,7 +107,7 @@ def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool
 
 
 def _first_seq(head: MessageHead) -> int:
-    """Return the seq of the first message in a message's reply thread, or the message's own seq outside reply threads.
+    """Return the seq of the first message in a message's reply thread or, outside reply threads, the message's own seq.
     Participants who joined after this seq may not read the message."""
     start = thread_start(head.thread_id)
     return head.seq if start is None else start
@@ -118,7 +118,7 @@ def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool
     sent and when its reply thread began. In an open channel, the beginning of the reply thread does not matter."""
     if not member.was_in(head.seq):
         return False
-    # A reply may quote the thread, so only participants who could read the beginning of the thread may read the reply.
+    # A reply may quote its thread, so only participants who could read the beginning of the thread may read the reply.
     start = thread_start(head.thread_id)
     return start is None or member.was_in(start) or _is_open(state, channel)
 
@@ -130,8 +130,8 @@ def _is_open(state: State, channel: str) -> bool:
 
 
 def inbox_spans(state: State, participant: Participant) -> list[Span]:
-    """Return the ranges of the log that contain a participant's deliveries. Rows read from these ranges are still
-    filtered by `is_recipient`."""
+    """Return the ranges of the log that contain a participant's deliveries. `is_recipient` must still filter the rows
+    in these ranges."""
     spans = [
         Span(agent_address(participant.agent_id), participant.registered_seq),
         Span("broadcast", participant.registered_seq),
@@ -142,7 +142,7 @@ def inbox_spans(state: State, participant: Participant) -> list[Span]:
 
 
 def readable_spans(state: State, participant: Participant) -> list[Span]:
-    """Return the ranges of the log that a participant may read: its deliveries, and the whole history of open
+    """Return the ranges of the log that a participant may read: its deliveries, and the whole history of its open
     channels."""
     spans = [Span(agent_address(participant.agent_id), 0), Span("broadcast", participant.registered_seq)]
     for name, member in state.memberships(participant.agent_id).items():
@@ -150,7 +150,7 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         if state.rights is not None and not has_right_to_read(state, participant.agent_id, name):
             continue
         is_open = channel is not None and channel.history == "members"
-        # Start at the beginning of the log: the members of an open channel may read its whole history.
+        # Start at the beginning of the log, because members of an open channel may read its whole history.
         if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
@@ -160,31 +160,31 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
 
 
 def hears_channel(state: State, agent_id: str, name: str) -> bool:
-    """Return whether a participant receives new messages of a channel."""
+    """Return whether a participant receives the new messages of a channel."""
     return state.member(name, agent_id).is_in and has_right_to_read(state, agent_id, name)
 
 
 def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a participant is among the `thread_readers` of a message."""
+    """Return whether a participant is one of the `thread_readers` of a message."""
     return state.present(agent_id) is not None and may_read(state, agent_id, head)
 
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
     """Return whether a participant may see live progress that is derived from the messages ``judges``. The participant
-    must be allowed to read each of these messages. If somebody replied to one of them now, the participant must also
-    receive the reply."""
+    must be allowed to read each of these messages, and would have to receive a reply to each of them that was sent
+    now."""
     return all(
         is_reader(state, agent_id, head)
         # Check the membership at the next seq, because live progress is about a message that is not stored yet.
         and _is_still_in(state, agent_id, head, state.head + 1)
-        # senders may read their own messages even if they are not in the channel
+        # Senders may read their own messages even if they are not in the channel, so check the channel too.
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
         for head in judges
     )
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:
-    """Return all participants who may read a message now. Removed participants are not included."""
+    """Return all participants who may read a message now. Removed participants are left out."""
     readers = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
     if head.kind == "channel":
         readers |= {
@@ -205,32 +205,31 @@ def has_people(state: State, head: MessageHead) -> bool:
 
 
 def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
-    """Return the audience of a label at ``at_seq``. The label is given by the head of its message.
+    """Return the audience of a label at ``at_seq``. ``label`` is the head of the message that the label names.
 
-    The audience is the people in the thread of this message, or all participants of the thread if no person is in the
-    thread. People who had left the thread at ``at_seq``, and people who joined too late to read the message, are not
-    included.
+    The audience is the people in the thread of this message or, if no person is in the thread, all participants of the
+    thread. It does not include people who had left the thread at ``at_seq`` or who joined too late to read the message.
     """
-    # Include people who have left since: if they could read the message, the thread still counts as a thread with
+    # Include people who have left since. If they could read the message, its thread still counts as a thread with
     # people.
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
-    # Include participants who have left: otherwise their private messages could enter prompts for the other
+    # Include participants who have left. Otherwise their private messages could enter prompts for the other
     # participants.
     return people or readers | thread_readers(state, label) | _parties_ever(label)
 
 
 def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
-    """Return all participants of a label's thread if no person may read the thread. Return None if a person may read
-    the thread or has written the label's message."""
+    """Return all participants of a label's thread if no person may read the thread. Return None if a person may read it
+    or has written the label's message."""
     if label.sender_kind == "human" or has_people(state, label):
         return None
     return _parties_ever(label) | thread_readers(state, label)
 
 
 def _parties_ever(label: MessageHead) -> frozenset[str]:
-    """Return the participants that are named by a message, including removed participants: the sender, and
-    the recipient of a direct or mod message."""
+    """Return the participants that a message names, including removed participants: the sender, and the recipient of a
+    direct or mod message."""
     return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
 
 
@@ -251,7 +250,7 @@ def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
     is_open = channel is not None and channel.history == "members"
     inside = state.people_in_before(name, None if is_open else before)
     yield from (agent_id for agent_id in inside if may_read(state, agent_id, head))
-    if head.seq <= state.head:  # a message that is just being written has no readers who already left
+    if head.seq <= state.head:  # a message that is just being written has no readers who have left
         outside = (agent_id for agent_id, member in state.people_of(name).items() if not member.is_in)
         yield from (agent_id for agent_id in outside if may_read(state, agent_id, head))
 
@@ -267,8 +266,8 @@ def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) ->
 
 
 class PromptFilter:
-    """Filter that decides which messages may enter the prompt of one trigger under one visibility. The caller supplies
-    the heads of the label messages."""
+    """Filter that decides which messages may enter the prompt of one trigger with a given visibility. The caller
+    supplies the heads of the label messages."""
 
     def __init__(
         self,
@@ -278,8 +277,8 @@ class PromptFilter:
         label: MessageHead,
         until: int | None = None,
     ) -> None:
-        """Create a filter for the prompt of ``trigger``. Messages after the seq ``until`` are refused. ``until``
-        defaults to the seq of the trigger."""
+        """Create a filter for the prompt of ``trigger``. Messages after the seq ``until`` are refused. The default for
+        ``until`` is the seq of the trigger."""
         self._state = state
         self.visibility = visibility
         self._trigger = trigger
@@ -287,23 +286,23 @@ class PromptFilter:
         self._audience = audience(state, label, trigger.seq) if visibility != "all" else frozenset()
         self._programs = _programs_alone(state, label) if visibility != "all" else None
         self._shared: dict[int, bool] = {}
-        """Results of `_is_shared`, by label."""
+        """Results of `_is_shared`, by the seq of the label."""
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
-        """Two members of the audience who joined an address last, by address. None if the result for the newest members
-        does not apply to all members."""
+        """The two members of the audience who joined an address last, by address. None if their result would not apply
+        to all members."""
 
     def renewed(self) -> PromptFilter:
         """Return a copy of the filter without cached results. The cache uses the seq of a label as its key, and labels
-        that are not stored messages may have the same seq."""
+        that are not stored messages may all have the same seq."""
         fresh = copy(self)
         fresh._shared = {}
         return fresh
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
         """Return whether a message that the agent may read may enter the prompt. ``strict`` and ``current`` admit fewer
-        messages than ``people``. Except for ``all``, a message for one person never enters a prompt for another
-        person, even if the message was sent in a thread that only agents read."""
+        messages than ``people``. Except with ``all``, a message for one person never enters a prompt for another
+        person, even if it was sent in a thread that only agents read."""
         if head.seq > self._until:
             return False
         match self.visibility:
@@ -319,25 +318,26 @@ class PromptFilter:
 
     @property
     def required(self) -> frozenset[str]:
-        """People who must be allowed to read each admitted message."""
+        """People who must be allowed to read each message that the filter admits."""
         if self.visibility == "all" or self._programs is not None:
             return frozenset()
         return frozenset(filter(self._state.is_person, self._audience))
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread is enough to refuse all messages of the thread. This is the case for a
-        direct thread with a person, in which each message is its own label, if a member of the audience is not in the
-        thread. With the visibility ``current``, all threads except the trigger's thread are refused."""
+        """Return whether the id of a thread alone is enough to refuse all messages of the thread. It is enough for a
+        direct thread with a person if some member of the audience is not in the thread, because each message of such a
+        thread is its own label. With the visibility ``current``, all threads except the trigger's thread are
+        refused."""
         if self.visibility == "current" and thread_id != self._trigger.thread_id:
             return True
         if self.visibility == "all" or not thread_id.startswith("direct:"):
             return False
         parties = frozenset(thread_parties(thread_id))
-        # In a thread without people, a message has the label of its cause, so the thread's id is not enough to decide.
+        # In a thread without people, a message has the label of its cause, so the thread's id does not decide.
         return not self._audience <= parties and any(map(self._state.is_person, parties))
 
     def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
-        # Check only the newest members, if possible: a broadcast may have thousands of readers, and this method runs
+        # If possible, check only the newest members. A broadcast may have thousands of readers, and this method runs
         # for every message of a prompt.
         newest = self._came_last(label) if len(self._audience) > FEW else None
         if newest is not None:
@@ -347,9 +347,9 @@ class PromptFilter:
         return self._programs is not None and self._is_shared(label)
 
     def _is_shared(self, label: MessageHead) -> bool:
-        """Return whether a prompt for a trigger without people may contain the messages with a label. No person may
-        read the label's thread, and all participants of the trigger's thread must be in the label's thread."""
-        # Cache one result per label, because thousands of messages have only a few labels.
+        """Return whether the prompt for a trigger without people may contain messages with a label. It may if no person
+        can read the label's thread and all participants of the trigger's thread are in the label's thread."""
+        # Cache one result per label: thousands of messages have only a few different labels.
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq
             self._shared[label.seq] = _programs_alone(state, label) is not None and all(
@@ -360,14 +360,14 @@ class PromptFilter:
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # The audience contains programs only if the trigger has no people. A program must be allowed to read the
-        # message, unless `_is_shared` admits it.
+        # The audience contains programs only if the trigger's thread has no people. A program must be allowed to read
+        # the message, unless `_is_shared` admits it.
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
-        """Return the newest members of the audience in a channel or broadcast. If they may read a message, all members
-        may read it, because every member joined once and stayed. Return None if a member may have
-        joined more than once, or if other checks are necessary."""
+        """Return the newest members of the audience in a channel or broadcast. If every member joined once and stayed,
+        a message that the newest members may read is readable for all members. Return None if a member may have joined
+        more than once, or if other checks are necessary."""
         if label.kind not in ("broadcast", "channel"):
             return None
         # On a node with rights, an early member may have no right to read the channel.
@@ -394,7 +394,7 @@ class PromptFilter:
         """Return whether the whole audience may read the message of a label. Only ``newest``, the newest members of the
         audience, are compared with the label. Senders may always read their own messages."""
         first, excluded = broadcast_readers(label)
-        # Check excluded people separately: they may not read the message, even if they joined early.
+        # Check excluded people separately. They may not read the message even if they joined early.
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False
         channel = self._state.channel(name_of(label.to)) if label.kind == "channel" else None

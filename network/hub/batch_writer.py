@@ -42,8 +42,7 @@ MAX_TABLE_WRITES = 20_000
 FULL_RETRY_MS = 5000
 REOPEN_BACKOFF = Backoff(0.1, 1.0)
 """Delays before the ledger is reopened. docs/operations.md promises a ready hub within 5 s after a fault, and opening
-the ledger takes part of these 5 s.
-"""
+the ledger takes part of these 5 s."""
 LEDGER_FAILED = "The hub's ledger failed; reconnect and repeat what was not answered."
 
 
@@ -153,8 +152,7 @@ class BatchWriter:
 
     def reopen_ledger(self, error: LedgerError) -> None:
         """Reopen the ledger because of an error that occurred outside the batches. `HubStatus.opened` is set once the
-        ledger is open again.
-        """
+        ledger is open again."""
         if self._status.is_open:  # otherwise the writer has seen the error too and is already recovering
             self._reported_error = error
             self._status.opened.clear()
@@ -178,8 +176,7 @@ class BatchWriter:
     async def _look_up(self, batch: Batch) -> None:
         """Do step 5. Skip the lookup if the ledger has all heads and values in memory, because the lookup would then
         only find repeats. Repeats are rare, and the ledger's unique key detects them
-        (docs/decisions/guessed-lookups.md).
-        """
+        (docs/decisions/guessed-lookups.md)."""
         # Guess only if all heads and cold values are in memory. If one is missing, outcomes could be wrong without any
         # violation of the unique key.
         recalled = self._ledger.recall(batch.lookup) if batch.is_guessed else None
@@ -192,8 +189,7 @@ class BatchWriter:
 
     async def _apply(self, batch: Batch) -> None:
         """Do step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. Therefore
-        look up the keys of refused entries, and apply the batch again if one of them is a repeat.
-        """
+        look up the keys of refused entries, and apply the batch again if one of them is a repeat."""
         self._apply_entries(batch)
         known: dict[tuple[str, str], StoredKey] = {}
         looked_up: set[tuple[str, str]] = set()
@@ -295,8 +291,7 @@ class BatchWriter:
     async def _has_stored_nothing(self, batch: Batch) -> bool:
         """Return whether the ledger certainly stored no part of a batch. Stored rows prove that a batch was stored. A
         batch that contains only table writes leaves no rows, so the result for such a batch is False once the append
-        has begun.
-        """
+        has begun."""
         if batch.is_stored:
             return False
         # The ledger was never asked to store this batch, so the state in memory still equals the stored state.

@@ -44,12 +44,10 @@ CLOSE_TIMEOUT_S = 5.0
 UNSENT_BYTES = 1 << 17
 """Maximum number of bytes in the kernel's send buffer that the peer's TCP has not accepted. Without this limit, the
 kernel would buffer 4 MB per slow reader, and answers, pings and the close frame would wait behind that data.
-Measurements showed no slowdown from this limit.
-"""
+Measurements showed no slowdown from this limit."""
 UNREAD_BYTES = 1 << 20
 """Number of unsent bytes beyond which the hub stops reading from a peer that sends pings. The hub reads again after the
-peer has received the waiting data.
-"""
+peer has received the waiting data."""
 TURN_FRAMES, TURN_BYTES = 128, 1 << 16
 """Maximum number of frames and bytes that are read from one connection before other connections get their turn. One
 read may contain ten thousand frames, and libuv reads up to 32 times in a row while data is available."""
@@ -61,14 +59,12 @@ _OPEN = WireState.OPEN
 much as a function call."""
 _DONE = Request("/", Headers())
 """Empty request that replaces the real request after the hub has read it. Without the replacement, ten thousand idle
-connections would keep their requests in memory.
-"""
+connections would keep their requests in memory."""
 
 
 class _Protocol(ServerProtocol):
     """The protocol of the `websockets` library, except for the close code of an oversized message, which Roundelay's
-    protocol defines.
-    """
+    protocol defines."""
 
     def fail(self, code: CloseCode | int, reason: str = "") -> None:
         super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
@@ -121,8 +117,7 @@ class HubConnection(ServerConnection):
         self._message = MessageAssembler()
         self._holds = frozenset({"session"})
         """Reasons for not reading frames: the session does not exist yet (``session``), the hub has paused the session
-        (``hub``), pongs wait until the peer reads (``pongs``), or other connections have their turn (``turn``).
-        """
+        (``hub``), pongs wait until the peer reads (``pongs``), or other connections have their turn (``turn``)."""
         self._timers = Timers(self.loop)
         self._stall_watch = StallWatch(limits.stall_timeout_ms / 1000)
         self._written = 0
@@ -207,8 +202,7 @@ class HubConnection(ServerConnection):
 
     def _read_on(self) -> None:
         """Handle the data that was received while reading was paused, and only then read more. If the hub read more
-        first, unhandled data would accumulate in memory.
-        """
+        first, unhandled data would accumulate in memory."""
         # after the end of the stream, the peer waits for no answer
         if not self._holds and not self.protocol.reader.eof:
             self.data_received(b"")
@@ -302,8 +296,7 @@ class HubConnection(ServerConnection):
 
     def read_address(self, headers: Headers) -> None:
         """Count the connection under the address of its client. Behind a proxy, the address of every connection is the
-        proxy's, so read the client's address from the headers.
-        """
+        proxy's, so read the client's address from the headers."""
         host = read_forwarded_address(headers) if self._behind_proxy else None
         if host is not None:
             self._handshakes.move(self, source_of((host,)))
@@ -351,8 +344,7 @@ class HubConnection(ServerConnection):
 
     def evict(self) -> None:
         """End the connection at once. A client that has requested a session receives the reason, unless sending it
-        would block.
-        """
+        would block."""
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
             self.cut()
@@ -411,8 +403,7 @@ class HubConnection(ServerConnection):
 
     def _check_stall(self) -> None:
         """Close the connection of a stalled reader. Otherwise schedule the next check while data still waits for the
-        reader, in this process or in the kernel.
-        """
+        reader, in this process or in the kernel."""
         self._timers.cancel("stall")
         session = self._session
         if session is None or self.protocol.state is not _OPEN:

@@ -19,8 +19,7 @@ from .session import Session, SessionOutput
 
 class ConversationWatch:
     """The reads that wait for a change of a conversation, and the sessions that receive the notice
-    `conversation_quiet`.
-    """
+    `conversation_quiet`."""
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
@@ -46,16 +45,14 @@ class ConversationWatch:
 
     def list_open(self, state: State, draft: State) -> dict[int, bool]:
         """Return the conversations that a batch changes. The value says whether the conversation was open before the
-        batch. Call this method before the draft is merged.
-        """
+        batch. Call this method before the draft is merged."""
         if not self._waiting and not self.subscribers:
             return {}
         return {root: bool(state.open_in(root)) for root in draft.list_changed_conversations()}
 
     def wake(self, state: State, before: dict[int, bool]) -> list[int]:
         """Wake the reads that wait for the conversations in ``before``. Return the conversations that have become
-        quiet. Call this method after the draft is merged.
-        """
+        quiet. Call this method after the draft is merged."""
         for root in before:
             for change in self._waiting.get(root, ()):
                 if not change.done():

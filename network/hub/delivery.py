@@ -50,12 +50,10 @@ from roundelay.network.core.ack_cursor import AckCursor
 
 MAX_OWN = 1 << 16
 """Maximum number of own messages that a session remembers while it is behind (512 KiB). Older own messages are
-delivered to the session like messages from others.
-"""
+delivered to the session like messages from others."""
 MAX_ABOVE = 4096
 """Maximum number of single acknowledgements that a mailbox stores above its ack cursor. Many accumulate only if the
-cursor cannot advance, for example because the client sets its own cursor.
-"""
+cursor cannot advance, for example because the client sets its own cursor."""
 
 Delivery: TypeAlias = tuple[int, bytes, bool]
 """A message in a queue: its seq, its frame, and whether the client must acknowledge it. Recipients of the same message
@@ -63,21 +61,18 @@ share one tuple."""
 
 _NOTHING_QUEUED: deque[Delivery] = deque()
 """Empty queue shared by all sessions that have never received anything. Never modified. An empty deque takes 760 bytes,
-so sharing one saves memory.
-"""
+so sharing one saves memory."""
 
 
 class Outbox:
     """The deliveries of one session, in order. At most ``max_unacked`` messages are unacknowledged, and at most
-    ``max_bytes`` are queued.
-    """
+    ``max_bytes`` are queued."""
 
     def __init__(self, max_unacked: int, max_bytes: int) -> None:
         self.is_behind = True
         self.is_silent = False
         """Whether no message is delivered to this session. A client that polls (``network.receive``) asks for a silent
-        session.
-        """
+        session."""
         self.is_paging = False
         self.position = 0
         """Seq up to which every message was handed over or is in the queue."""
@@ -86,24 +81,20 @@ class Outbox:
         self.queued_bytes = 0
         self._done = 0
         """Seq up to which every message was handed over or was sent by this session. If the queue overflows, delivery
-        continues after this seq.
-        """
+        continues after this seq."""
         self._own = array("Q")
         """Seqs above ``_done`` of messages that the session itself sent, ascending. Pages must leave out these
-        messages.
-        """
+        messages."""
         self.skipped: set[int] = set()
         """Seqs of messages that a page left out because they wait for another attempt. The session also receives the
-        redeliveries of these messages.
-        """
+        redeliveries of these messages."""
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue = _NOTHING_QUEUED
         self._redeliveries: dict[int, int] = {}
         """Redelivered messages that are in the window or the queue. Maps the seq of each message to the highest seq
-        that was handed over before its redelivery. Redeliveries do not arrive in the order of seqs.
-        """
+        that was handed over before its redelivery. Redeliveries do not arrive in the order of seqs."""
 
     @property
     def unacked(self) -> int:
@@ -115,8 +106,7 @@ class Outbox:
 
     def start(self, cursor: int) -> None:
         """Start delivery after ``cursor``. The outbox is behind until the first page has been read. A silent outbox
-        stays behind forever.
-        """
+        stays behind forever."""
         if self.is_silent:
             return
         self.position = self.delivered = self._done = cursor
@@ -163,8 +153,7 @@ class Outbox:
 
     def push_redelivery(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery before all other messages, or in the order of seqs if this session never received the
-        message.
-        """
+        message."""
         self._redeliveries[seq] = self.delivered
         # A message that is new to this session must not overtake messages with lower seqs. The client acknowledges up
         # to a seq, so an ack of the new message would also cover those undelivered messages.
@@ -350,8 +339,7 @@ class Mailbox:
 
     def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
         """Mark all messages up to ``seq`` as handled. Leave out a failed message if the session of ``outbox`` had not
-        received its redelivery when the client acknowledged.
-        """
+        received its redelivery when the client acknowledged."""
         if not self.failed and not self.open:  # true in almost all cases
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
@@ -398,8 +386,7 @@ class Mailbox:
 
     def compact_to(self, top: int, given: Iterable[int]) -> None:
         """Raise the ack cursor to ``top``. ``given`` lists the messages up to ``top`` that are neither handled nor
-        failed.
-        """
+        failed."""
         if not self.above or top <= self.ack_cursor:
             return
         # Count failed messages as unhandled even if this session did not receive them, because another attempt follows.

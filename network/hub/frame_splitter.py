@@ -63,8 +63,7 @@ class ForParser(NamedTuple):
 
 class FrameSplitter:
     """Splits the bytes of one connection into frames with payloads of at most ``max_bytes``. The connection may change
-    ``max_bytes`` between two turns of the loop.
-    """
+    ``max_bytes`` between two turns of the loop."""
 
     __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "max_bytes", "offset", "state")
 
@@ -91,8 +90,7 @@ class FrameSplitter:
 
     def next_frame(self) -> bytes | ForParser | None:
         """Return the payload of the next text message, or the next bytes for the parser. If the result is None, `state`
-        says why.
-        """
+        says why."""
         data, at = self._data, self.offset
         # For nearly all frames, one unpack reads both fields. A masked header with a 16-bit length takes eight bytes.
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
@@ -112,8 +110,7 @@ class FrameSplitter:
 
     def _take_other(self) -> bytes | ForParser | None:
         """Return the next frame, like `next_frame`. Handles all frames except whole text messages of less than 64
-        KiB.
-        """
+        KiB."""
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
             # The parser already has the first bytes of this frame. It also needs the rest, to find the next frame.
@@ -207,8 +204,7 @@ class FrameJoiner:
 
     def join(self, payloads: Sequence[bytes]) -> list[bytes]:
         """Return the byte strings to write. The caller must not change ``payloads`` afterwards. A single large message
-        stays in two parts, because joining them would copy the message.
-        """
+        stays in two parts, because joining them would copy the message."""
         newest, joined = self._newest
         if newest == payloads:  # compares by identity if the same frames go to several readers
             return joined

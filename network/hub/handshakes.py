@@ -32,8 +32,7 @@ class PendingConnection(Protocol):
 
 class HandshakeLimiter:
     """Limit on the number of pending connections, which is ``places``. ``evicted`` counts the connections that the
-    limiter ended to make room for new connections.
-    """
+    limiter ended to make room for new connections."""
 
     def __init__(self, places: int) -> None:
         self.evicted = 0
@@ -41,8 +40,7 @@ class HandshakeLimiter:
         self._taken = 0
         self._by_source: dict[str, dict[PendingConnection, None]] = {}
         """Pending connections by source. The connections of a source are sorted by the time of their last progress. A
-        source without connections is removed.
-        """
+        source without connections is removed."""
 
     def add(self, connection: PendingConnection) -> None:
         """Add a new connection, or a connection that the hub refused after its admission. Idempotent."""
@@ -58,8 +56,7 @@ class HandshakeLimiter:
 
     def record_progress(self, connection: PendingConnection) -> None:
         """Record that a connection made progress towards its welcome. Other connections of its source are then evicted
-        first.
-        """
+        first."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -144,8 +141,7 @@ def _is_forwarded(headers: Headers) -> bool:
 
 def _names_loopback(headers: Headers) -> bool:
     """Return whether the Host header is a name or address of this machine that works only on this machine, such as
-    ``localhost``.
-    """
+    ``localhost``."""
     hosts = headers.get_all("Host")
     # Several Host headers are an attack: a proxy and a server might choose different ones.
     if len(hosts) != 1:
@@ -160,8 +156,7 @@ def _names_loopback(headers: Headers) -> bool:
 
 def source_of(address: Any) -> str:
     """Return the source of a socket's remote address: an IPv4 address, or the /64 network of an IPv6 address. The owner
-    of one IPv6 address usually owns its whole /64.
-    """
+    of one IPv6 address usually owns its whole /64."""
     return _source_of_host(_host_of(address))
 
 

@@ -187,8 +187,7 @@ class Hub:
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         """Handle the end of one of the hub's own tasks. If the task failed, which is a bug, end every session and set
-        `HubStatus.failed`, which ends the node.
-        """
+        `HubStatus.failed`, which ends the node."""
         if task.cancelled() or task.exception() is None:
             return
         log.critical(
@@ -278,21 +277,18 @@ class Hub:
 
     async def commit(self, entries: list[Entry]) -> None:
         """Commit entries that the node itself creates. The entries are durable when this method returns. Raises
-        `LedgerError`.
-        """
+        `LedgerError`."""
         async with self.lock:
             await self._writer.commit(entries)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
         """Bind tokens to agents, as the first use of a token does. ``tokens`` maps agent ids to token hashes. Raises
-        `LedgerError`.
-        """
+        `LedgerError`."""
         await self.commit([BindCredentials(dict(tokens))])
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
         """Store a login code that lets the owner log in once as an operator. ``login_hash`` is the hash of the code.
-        Raises `LedgerError`.
-        """
+        Raises `LedgerError`."""
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
         try:
             await self.commit([BindCredentials(logins={login_hash: login})])
@@ -303,21 +299,18 @@ class Hub:
 
     def reopen_ledger(self, error: LedgerError) -> None:
         """Reopen the ledger because of an error outside the writer. `HubStatus.opened` is set once the ledger is open
-        again.
-        """
+        again."""
         self._writer.reopen_ledger(error)
 
     def record_process_end(self, agent_id: str, reason: str | None) -> None:
         """Record in the next batch why an agent's process on this node ended. A reason of None means that the process
-        runs again.
-        """
+        runs again."""
         if not self.is_draining:
             self._pending.add(ProcessEnded(agent_id, reason))
 
     async def wait_until_unserved(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent. A runner that vanished without a goodbye may still return within the
-        grace period.
-        """
+        grace period."""
         await self.registry.wait_until_unserved(agent_id, grace_s)
 
     # --- facts about the hub

@@ -62,8 +62,7 @@ class LiveHubView:
         """Prices of the models, by the names that this node's process knows."""
         self.run_reader = run_reader
         """Reader that explains runs for ``network.explain`` and similar operations. None if the node has no such
-        reader.
-        """
+        reader."""
         self.blobs: BlobStore | None = None
         """Store with the contents of files. None on a read replica."""
         self.network_visibility: Visibility = visibility
@@ -98,8 +97,7 @@ class LiveHubView:
     @property
     def recent(self) -> RecentHeads:
         """Heads of the newest messages. When old messages were deleted or the ledger was reopened, the property returns
-        a new cache, because cached heads may no longer be in the log.
-        """
+        a new cache, because cached heads may no longer be in the log."""
         meta = self._registry.meta
         key = (meta.epoch, meta.first_seq, self._registry.counts["recoveries"])
         if self._recent[0] != key:
@@ -126,8 +124,7 @@ class LiveHubView:
     @property
     def has_operators(self) -> bool:
         """Return whether anyone can read the operators' inbox: the owner, or a participant with an operator's token or
-        with the right to administer.
-        """
+        with the right to administer."""
         if self._has_owner or any(token.operator and not token.revoked for _, token in self.state.items("token")):
             return True
         rights = self.state.rights
@@ -181,8 +178,7 @@ class LiveHubView:
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
         """Record that a participant received its messages up to a seq by polling. ``given`` lists all unhandled
-        messages that the poll returned, or is None if the poll did not start at the participant's ack cursor.
-        """
+        messages that the poll returned, or is None if the poll did not start at the participant's ack cursor."""
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
@@ -199,8 +195,7 @@ class LiveHubView:
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until a message above ``after`` may have arrived for the caller, or until the timeout. Raises
-        `CancelledError` if the session has ended.
-        """
+        `CancelledError` if the session has ended."""
         # Do not await between this check and the addition of the future. A message that arrived during the await would
         # be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):

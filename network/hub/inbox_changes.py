@@ -17,8 +17,7 @@ from roundelay.network.frames import SEQ_LIMIT
 
 class InboxChanges(Struct):
     """The participants whose inboxes changed: ``agent_ids``, the readers of the messages ``heads`` and ``seqs``, and
-    the operators.
-    """
+    the operators."""
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
@@ -28,8 +27,7 @@ class InboxChanges(Struct):
 
     def list_people(self, state: State) -> set[str]:
         """Return the participants that can be found without reading the ledger: ``agent_ids`` and the readers of
-        ``heads``.
-        """
+        ``heads``."""
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
@@ -82,6 +80,5 @@ def _requests(reaction: OpenReaction | None) -> set[CallWait]:
 
 def _deciders(reaction: OpenReaction | None) -> set[str]:
     """Return the people who are named as deciders of a reaction. Some of these people may not be allowed to read its
-    trigger.
-    """
+    trigger."""
     return {agent_id for wait in _requests(reaction) for agent_id in wait.deciders or ()}

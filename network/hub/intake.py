@@ -97,8 +97,7 @@ class Intake:
         self.pending = pending
         self.is_closed = False
         """Whether the hub drains and accepts no more frames from sessions. Clients send unanswered frames again after
-        they have reconnected.
-        """
+        they have reconnected."""
         self._registry = registry
         self._rules = rules
         self._limits = rules.limits
@@ -168,8 +167,7 @@ class Intake:
 
     def _receive_first(self, session: Session, data: bytes) -> None:
         """Handle a frame of a session that has not been welcomed (step 1). The first frame must be ``hello``. Later
-        frames wait for the welcome. `apply` decides which participant the session belongs to.
-        """
+        frames wait for the welcome. `apply` decides which participant the session belongs to."""
         # Reading is paused while the session joins, but frames from the same read still arrive. They must be handled
         # after the welcome, so store them.
         if session.state is SessionState.JOINING:
@@ -206,8 +204,7 @@ class Intake:
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
         """Answer a frame that the transport refused. The answer keeps its place in the order of the session's frames.
-        Before the welcome, the refusal ends the session.
-        """
+        Before the welcome, the refusal ends the session."""
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
@@ -290,8 +287,7 @@ class Intake:
 
     def _check_load(self, origin: Origin) -> None:
         """Raise `Overloaded` if too many bytes are pending and this participant has more than its share of the pending
-        bytes.
-        """
+        bytes."""
         max_bytes = self._max_pending_bytes
         if self.pending.bytes >= max_bytes and self.pending.is_beyond_share(origin.agent_id, max_bytes):
             self._registry.counts["overloaded"] += 1
@@ -343,8 +339,7 @@ class Intake:
         self, origin: Origin, frame: RecordFrame, started: Mapping[str, int] = MappingProxyType({})
     ) -> Record:
         """Return the entry of a ``record`` frame. ``started`` holds the triggers of the reactions that the same batch
-        starts, by reaction id.
-        """
+        starts, by reaction id."""
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
             raise TooLarge(
@@ -380,8 +375,7 @@ class Intake:
 
     def _find_trigger(self, origin: Origin, frame: RecordFrame, started: Mapping[str, int]) -> int | None:
         """Return the trigger of the open reaction to which a record belongs. Return None if the reaction is not
-        open.
-        """
+        open."""
         opened: OpenReaction | None = self._registry.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
         return started.get(frame.reaction) if opened is None else opened.trigger
 
@@ -492,8 +486,7 @@ class Intake:
 
     def _has_valid_token(self, agent_id: str, *hashes: str | None) -> bool:
         """Return whether one of the hashes belongs to a valid token or login code of a participant.
-        `core.joining.identify` makes all other decisions about the identity.
-        """
+        `core.joining.identify` makes all other decisions about the identity."""
         state = self._registry.state
         tokens, logins = state.tokens(agent_id), state.logins(agent_id)
         return any(

@@ -41,14 +41,12 @@ class StallWatch:
 
     def reset(self) -> None:
         """Forget the progress so far. The next check starts a new timeout. Used when the reader had no way to show
-        progress.
-        """
+        progress."""
         self._last = None
 
     def check(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> ReaderProgress:
         """Return whether the reader is stalled. ``waiting`` and ``taken`` are the bytes that wait and that TCP has
-        accepted; ``unacked`` is the number of unacknowledged deliveries.
-        """
+        accepted; ``unacked`` is the number of unacknowledged deliveries."""
         # Without waiting data, a reader cannot be stalled. The next write starts the timeout again.
         if not waiting:
             self._last = None

@@ -16,8 +16,7 @@ from .hub import Hub
 
 QUEUE_FRAMES = 1024
 """Number of frames that may wait for the client before the hub stops writing to its session. More frames wait in the
-session's own queue.
-"""
+session's own queue."""
 
 
 class LocalTransport:

@@ -37,8 +37,7 @@ ACK_FLUSH_S = 0.5
 """Delay in seconds after which acknowledgements are stored. docs/protocol.md allows 1 s."""
 VERIFY_S = 0.5
 """Period in seconds of the checks that the ledger's files still exist. docs/operations.md promises that a missing file
-is reported within a second.
-"""
+is reported within a second."""
 
 MODS_S = 60.0
 """Period in seconds of the mods' ``maintain`` hooks."""
@@ -108,8 +107,7 @@ class Maintenance:
 
     def collect_handled(self) -> SaveAckCursors:
         """Return the ack cursors that changed since the last call, and the table writes for failures that have been
-        handled since.
-        """
+        handled since."""
         registry, state = self._registry, self._registry.state
         writes: list[TableWrite] = []
         for mailbox in registry.participants.list_changed():
@@ -133,8 +131,7 @@ class Maintenance:
 
     async def _run_periodic(self) -> None:
         """Every `ACK_FLUSH_S`, store acknowledgements, end expired takeovers and drop idle participants. If the hub
-        crashes before acknowledgements are stored, handled messages may be delivered again, but no message is lost.
-        """
+        crashes before acknowledgements are stored, handled messages may be delivered again, but no message is lost."""
         while True:
             # Store acknowledgements together. A commit for each acknowledgement would need one fsync per
             # acknowledgement.
@@ -153,8 +150,7 @@ class Maintenance:
 
     def _add_due_times(self) -> None:
         """Add an entry for each due time of a mod that has been reached. A second entry for the same due time has no
-        effect.
-        """
+        effect."""
         # Add nothing while the ledger hangs. Otherwise the same entries would be added again every half second.
         if not self._status.is_ready:
             return
@@ -165,8 +161,7 @@ class Maintenance:
 
     async def _maintain_mods(self) -> None:
         """Run the mods' ``maintain`` hooks, and delete blobs that no mod needs. A failure is logged and does not end
-        the hub.
-        """
+        the hub."""
         while True:
             await asyncio.sleep(MODS_S)
             if not self._status.is_open:
@@ -208,8 +203,7 @@ class Maintenance:
 
     async def _watch_ledger(self) -> None:
         """Check the ledger's files every `VERIFY_S`. A write would also detect a missing file, but there may be no
-        write for a long time.
-        """
+        write for a long time."""
         while True:
             await asyncio.sleep(VERIFY_S)
             # If the ledger is not open, the writer is already recovering and will open it.

@@ -63,8 +63,7 @@ def list_metrics(
     registry: SessionRegistry, ledger: Ledger, commits: CommitStats, *, is_ready: bool, pending: int, evicted: int
 ) -> list[Metric]:
     """Return all metrics, in the order of docs/operations.md. ``pending`` is the number of entries that wait for the
-    batch writer. ``evicted`` is the number of connections that were closed to make room for new connections.
-    """
+    batch writer. ``evicted`` is the number of connections that were closed to make room for new connections."""
     behind = deliveries = size = unacked = 0
     # Count on request: counters on the hot path would cost more than an occasional scan.
     for session in registry.sessions.values():  # sessions that are not yet welcomed have empty outboxes
@@ -117,8 +116,7 @@ def list_metrics(
 
 def list_log_metrics(status: LogStatus) -> list[Metric]:
     """Return the metrics of a node that shares its log with other nodes. A metric whose value is unknown is left
-    out.
-    """
+    out."""
     is_full = status.durability == "full"
     metrics = [
         Metric("log_leading", "1 while this node leads the shared log.", int(status.leads)),

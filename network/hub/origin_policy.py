@@ -40,8 +40,7 @@ _SHOWN = 100
 
 class OriginPolicy:
     """The origin policy of one node. Browsers may use the names in ``web_hosts``, the name on which the node listens,
-    and the address to which the browser connected. Over loopback, browsers may also use loopback names.
-    """
+    and the address to which the browser connected. Over loopback, browsers may also use loopback names."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(host) for host in web_hosts)

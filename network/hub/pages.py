@@ -40,12 +40,10 @@ from .session import Session, SessionOutput, SessionState
 
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
 """Maximum number of rows and bytes of a page. Pages are small because each session needs memory for its own page, while
-live sessions share their frames.
-"""
+live sessions share their frames."""
 MAX_CONCURRENT_PAGES = 16
 """Maximum number of pages that are read at once, for all sessions. One thread reads the pages, and the results wait in
-memory until the event loop handles them.
-"""
+memory until the event loop handles them."""
 RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
 """Maximum number and total bytes of the published messages that stay in memory."""
 
@@ -79,8 +77,7 @@ class RecentRows:
 
     def may_have_new(self, agent_id: str, after: int) -> bool:
         """Return whether a message above ``after`` may exist for a participant. If the messages in memory do not reach
-        back to ``after``, return True.
-        """
+        back to ``after``, return True."""
         state = self._participants.state
         if state.head <= after:
             return False
@@ -184,8 +181,7 @@ class Pages:
 
     def _skip_damaged(self, session: Session, seq: int) -> None:
         """Skip a row that cannot be read because it is damaged. Send the reader a notice instead. The notice is
-        repeated in later sessions until the ack cursor has passed the row.
-        """
+        repeated in later sessions until the ack cursor has passed the row."""
         mailbox = self._participants.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq
         if mailbox is None or session.outbox.is_own(seq):
@@ -224,8 +220,7 @@ class Pages:
 
     def _go_live(self, session: Session) -> None:
         """Push the messages that were published since the last page. After that, `publisher` pushes new messages to the
-        session.
-        """
+        session."""
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:

@@ -50,8 +50,7 @@ class LiveParticipants:
         self._changed: dict[str, Mailbox] = {}
         self._head_moved = asyncio.Event()
         """Event that is set and then replaced by a new event whenever the head moves. Setting the event wakes the tasks
-        that wait for a higher head.
-        """
+        that wait for a higher head."""
 
     # --- the state
 
@@ -164,14 +163,12 @@ class LiveParticipants:
 
     def open_triggers(self, agent_id: str) -> set[int]:
         """Return the triggers of an agent's open reactions. The failures of a trigger count until its reaction has
-        ended.
-        """
+        ended."""
         return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
     def find_attempt(self, agent_id: str, seq: int) -> Attempt | None:
         """Return the stored failures of a message at a participant. Return None if the message is handled or never
-        failed.
-        """
+        failed."""
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
         return attempt
 
@@ -231,8 +228,7 @@ class LiveParticipants:
 
     def delivered_up_to(self, agent_id: str) -> int:
         """Return the highest seq that any session of this participant received. Return 0 if the hub remembers no
-        delivery.
-        """
+        delivery."""
         live = self.live.get(agent_id)
         if live is None:
             return 0

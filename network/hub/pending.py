@@ -27,8 +27,7 @@ ENTRY_BYTES = 1024
 """Estimated memory that a pending entry needs in addition to its frame, in bytes."""
 BATCH_COST = 1 << 19
 """Maximum cost of a batch, about 400 small messages. All participants wait while a batch is applied and written. A
-larger batch would hardly reduce the number of fsyncs.
-"""
+larger batch would hardly reduce the number of fsyncs."""
 TURN_COST = 1 << 14
 """Cost that one owner may add to a batch before the next owner's turn."""
 
@@ -75,8 +74,7 @@ class PendingEntries:
 
     def take_batch(self) -> list[Entry]:
         """Remove and return the next batch. If all entries fit, the batch is in order of arrival. Otherwise owners take
-        turns.
-        """
+        turns."""
         if not self._queued and self.bytes + sum(self._extra_costs.values()) <= BATCH_COST:
             batch = self._entries
             self.clear()
@@ -114,8 +112,7 @@ class PendingEntries:
 
     def is_beyond_share(self, owner: str, max_bytes: int) -> bool:
         """Return whether the pending entries of an owner exceed its share. The share is ``max_bytes`` divided by the
-        number of owners with pending entries.
-        """
+        number of owners with pending entries."""
         self._sort_by_owner()
         queue = self._queues.get(owner)
         return queue is not None and queue.bytes * len(self._queues) >= max_bytes
@@ -137,8 +134,7 @@ class PendingEntries:
 
 class _OwnerQueue:
     """Pending entries of one owner, oldest first, as ``(entry, size, cost)``. ``credit`` is the cost that the owner may
-    still add to batches.
-    """
+    still add to batches."""
 
     __slots__ = ("bytes", "credit", "entries", "owner")
 
@@ -151,8 +147,7 @@ class _OwnerQueue:
 
 def owner_of(entry: Entry) -> str:
     """Return the owner of an entry. The owner of a ``hello`` is the id that it names, so the ``hello`` stays behind the
-    entries of earlier sessions of this id.
-    """
+    entries of earlier sessions of this id."""
     # Check this before the match, whose class patterns are slow: nearly every entry is a message.
     if isinstance(entry, Send):
         return entry.origin.agent_id

@@ -181,8 +181,7 @@ class Publisher:
 
     async def _notify_readers(self, seqs: set[int]) -> None:
         """Notify the readers of these messages that their inbox changed. The heads of the messages are read from the
-        ledger.
-        """
+        ledger."""
         registry = self._registry
         try:
             heads = await self._ledger.heads(seqs)
@@ -195,8 +194,7 @@ class Publisher:
 
     async def _notify_quiet(self, roots: Sequence[int]) -> None:
         """Notify the participants who began these conversations that the conversations are quiet. ``roots`` holds the
-        seqs of the first messages, whose heads are read from the ledger.
-        """
+        seqs of the first messages, whose heads are read from the ledger."""
         registry = self._registry
         try:
             heads = await self._ledger.heads(set(roots))
@@ -245,8 +243,7 @@ class Publisher:
 
     def _notify(self, effect: SendNotice) -> None:
         """Send a notice to the sessions of its readers. The participant who caused the notice receives it without the
-        reason.
-        """
+        reason."""
         registry = self._registry
         sessions = {
             session.session_id: session

@@ -16,14 +16,12 @@ from roundelay.network.config import Limits
 
 FULL_S = 2.0
 """Time for which the hub may stay at its limit, in seconds. After this time, the session with the most unread results
-is closed (docs/protocol.md).
-"""
+is closed (docs/protocol.md)."""
 LARGE_BYTES = 1 << 19
 REST_S_PER_BYTE = 1 / (1 << 30)
 """Pause before the next read after a large result, in seconds per byte of the result. The pause is about as long as the
 loop needed to encode and write the result. The loop needs several turns to deliver other sessions' frames. Without the
-pause, a read could create another large result in each of these turns.
-"""
+pause, a read could create another large result in each of these turns."""
 
 
 class ByteBudget:
@@ -37,8 +35,7 @@ class ByteBudget:
         self.parent = parent
         self.ready: dict[ByteBudget, None] = {}
         """Child budgets that have waiting reads, in the order of their turns. These reads may fit into the child's own
-        limit.
-        """
+        limit."""
 
     def fits(self, size: int) -> bool:
         # A read that is larger than the limit may run alone. Otherwise it would wait forever.
@@ -64,8 +61,7 @@ class ParticipantBudget(ByteBudget):
 
 class SessionReads(ByteBudget):
     """The reads of one session since its first read: reads in progress, waiting reads, and results that are not yet
-    written.
-    """
+    written."""
 
     __slots__ = ("end", "in_progress", "participant", "request_bytes", "results", "unread", "waiting", "written")
 
@@ -101,8 +97,7 @@ class ReadBudget:
         self._timer: asyncio.TimerHandle | None = None
         self._holds = 0
         """Number of current reasons why no read may begin. Two events add a reason for a short time: a read begins, or
-        a large result is encoded.
-        """
+        a large result is encoded."""
 
     @property
     def used(self) -> int:
@@ -121,8 +116,7 @@ class ReadBudget:
 
     async def acquire(self, reads: SessionReads) -> None:
         """Reserve the bytes of one read, and wait until the read fits. Raises `CancelledError` if the session has
-        ended.
-        """
+        ended."""
         if reads not in reads.participant.sessions:  # the session ended while its read waited for something else
             raise asyncio.CancelledError
         # A read that fits must still wait behind other reads. Otherwise new reads could pass a waiting read forever.
@@ -155,8 +149,7 @@ class ReadBudget:
 
     def close_session(self, reads: SessionReads) -> None:
         """Remove a session with its waiting reads and its results. Reads in progress continue, and free their bytes
-        when they end.
-        """
+        when they end."""
         for turn in reads.waiting:
             # The waiting tasks get a `CancelledError`. They free nothing, because they have reserved nothing yet.
             turn.cancel()
@@ -197,8 +190,7 @@ class ReadBudget:
 
     def _start_waiting(self) -> None:
         """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and is queued
-        again when it frees bytes.
-        """
+        again when it frees bytes."""
         hub, size = self._hub, self._read_bytes
         while hub.ready:
             participant = next(iter(hub.ready))
@@ -233,8 +225,7 @@ class ReadBudget:
 
     def _start(self, reads: SessionReads) -> None:
         """Reserve the bytes of a read, and start no other read in this turn of the loop. Some reads take milliseconds,
-        and frames of other sessions must be handled in between.
-        """
+        and frames of other sessions must be handled in between."""
         reads.add(self._read_bytes)
         self._holds += 1
         asyncio.get_running_loop().call_soon(self._end_hold)
@@ -245,8 +236,7 @@ class ReadBudget:
 
     def _evict_largest(self) -> None:
         """Choose the participant with the most unread results, and end the one of its sessions that has the most of
-        them. Called when the hub has been at its limit for `FULL_S`.
-        """
+        them. Called when the hub has been at its limit for `FULL_S`."""
         self._timer = None
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
@@ -261,8 +251,7 @@ class ReadBudget:
 
 class ReadSlot:
     """The share of the budget for one read. A read that waits for something releases its share and acquires it
-    again.
-    """
+    again."""
 
     def __init__(self, budget: ReadBudget, reads: SessionReads) -> None:
         self._budget = budget

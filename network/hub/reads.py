@@ -42,8 +42,7 @@ class ReadService:
 
     def start(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, size: int) -> None:
         """Start one read. ``size`` is the size of its frame. The frame counts against the session's limit until the
-        read has ended.
-        """
+        read has ended."""
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
         reads.request_bytes += size
@@ -53,8 +52,7 @@ class ReadService:
         self, session: Session, operation: Operation, args: msgspec.Struct, size: int, complete: Complete
     ) -> None:
         """Start the IO of a changing operation. Unless the session ends first, ``complete`` receives the result or the
-        error.
-        """
+        error."""
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
         reads.request_bytes += size

@@ -42,8 +42,7 @@ class Redelivery:
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
         """The newest timer of each message, until its attempt is sent. If a timer is replaced while the row is read,
-        the attempt of the old timer delivers nothing.
-        """
+        the attempt of the old timer delivers nothing."""
 
     def cancel_all(self) -> None:
         """Cancel and forget every timer. Called before the state is loaded again."""
@@ -60,8 +59,7 @@ class Redelivery:
 
     def reassign(self, live: LiveParticipant) -> None:
         """Schedule messages again that were redelivered only to a session that has ended. A redelivery usually goes to
-        one session, so no other session has the message.
-        """
+        one session, so no other session has the message."""
         mailbox = live.mailbox
         for seq in sorted(mailbox.failed - mailbox.awaiting_retry):
             attempt = self._participants.find_attempt(live.agent_id, seq)

@@ -15,8 +15,7 @@ log = logging.getLogger(__name__)
 REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
 """Maximum number of reasons that are logged separately. All further reasons count as one. Without this limit, a reason
-that contains a changing number would be logged each time.
-"""
+that contains a changing number would be logged each time."""
 
 
 class RepeatedErrorLog:
@@ -44,8 +43,7 @@ class RepeatedErrorLog:
 
     def record(self, error: Exception, subject: str = "", *, is_defect: bool = False) -> str:
         """Record a failure and return the id to quote. The same reason keeps its id. A bug is logged with its
-        traceback.
-        """
+        traceback."""
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
@@ -73,8 +71,7 @@ class RepeatedErrorLog:
 
     def record_success(self, subject: str = "") -> None:
         """Record that a subject succeeded. The outage ends when every subject that failed recently has succeeded. A
-        subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again.
-        """
+        subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again."""
         if not self._failing:
             return
         now_s = self._now_s()

@@ -107,8 +107,7 @@ class ReplicaHub(Hub):
 
     async def apply_followed(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Apply changes that the leader has stored, and deliver the messages among them. The index already contains the
-        changes.
-        """
+        changes."""
         # Hold the lock: a batch of the replica itself (joins) would have a draft without these writes.
         async with self.lock:
             state = self.state
@@ -148,8 +147,7 @@ class ReplicaHub(Hub):
 
 class ReplicaReaders:
     """Starts and stops the read replica of a node (`cluster.read_replica.ReadReplica`). ``make_hub`` makes the hub that
-    serves an index to readers.
-    """
+    serves an index to readers."""
 
     def __init__(self, make_hub: Callable[[ReadOnlyIndex], ReplicaHub]) -> None:
         self._make_hub = make_hub
@@ -179,8 +177,7 @@ class ReplicaReaders:
 
     async def _run(self, hub: ReplicaHub, work: Awaitable[None]) -> None:
         """Run one update of the replica. If the update fails, stop serving, because the replica's state may differ from
-        the index.
-        """
+        the index."""
         try:
             await work
         except Exception:

@@ -30,8 +30,7 @@ class RequestHead:
         self.is_complete = False
         self._pending = b""
         """Bytes that can be interpreted only together with the next bytes: an incomplete method, or the last three
-        bytes, which may begin the blank line at the end of the head.
-        """
+        bytes, which may begin the blank line at the end of the head."""
         self._size = 0
 
     @property

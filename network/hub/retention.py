@@ -29,16 +29,14 @@ LEAP_MS = DAY_MS
 """Minimum leap of the clock, in ms, after which the time may be wrong."""
 DOUBT_S = 3600.0
 """Time in seconds for which retention deletes nothing because of age after the clock has leapt. An operator can correct
-the clock during this time.
-"""
+the clock during this time."""
 KEEP_ALL = Retain()
 TOO_LATE = "Messages that this session has not received yet were deleted by retention; reconnect and resume."
 
 
 class ClockWatch:
     """Detects that a clock (ms) leaps ahead. ``seconds`` is a second clock. It never leaps, and keeps running while the
-    machine sleeps.
-    """
+    machine sleeps."""
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
@@ -50,8 +48,7 @@ class ClockWatch:
 
     def check(self, known: int = 0) -> None:
         """Compare the clock with its value at the last check. The first check compares it with ``known``, a time in the
-        past.
-        """
+        past."""
         now, seconds = self._clock(), self._seconds()
         # At the start, compare the clock with the newest stored row: the clock may have been wrong since before the
         # start.
@@ -69,8 +66,7 @@ class ClockWatch:
 
 def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
     """Return the rows that may be deleted now. Messages that the prompt of an open reaction may contain are kept, and
-    messages that a connected session has not received.
-    """
+    messages that a connected session has not received."""
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
@@ -82,8 +78,7 @@ def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
 
 def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
     """Yield the seqs of messages that must be kept. Also record since when each session has been waiting for its first
-    undelivered message.
-    """
+    undelivered message."""
     for reaction in registry.state.reactions_by_oldest():
         if registry.state.present(reaction.agent_id) is not None:  # a removed agent never continues its reaction
             yield reaction.oldest
@@ -104,8 +99,7 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
 
 def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
     """End the sessions that have kept the message ``pinned`` from deletion for longer than ``patience_ms``. Return
-    whether any session was ended. The clients reconnect and are welcomed as ``limited``.
-    """
+    whether any session was ended. The clients reconnect and are welcomed as ``limited``."""
     stalled = [
         session
         for session in registry.sessions.values()
@@ -121,8 +115,7 @@ def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: 
 
 def drop_before(registry: SessionRegistry, first_seq: int) -> None:
     """Apply a trim that the leader has decided. End the sessions that have not received all of the deleted messages.
-    Their clients reconnect and are welcomed as ``limited``.
-    """
+    Their clients reconnect and are welcomed as ``limited``."""
     registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
     for session in list(registry.sessions.values()):
         undelivered = session.outbox.first_undelivered() if session.origin is not None else None
@@ -163,8 +156,7 @@ async def run_retention(
     clock_watch: ClockWatch,
 ) -> None:
     """Enforce retention every minute, until cancelled. At the start and then every hour, also expire the results of
-    calls, whatever the retention settings are.
-    """
+    calls, whatever the retention settings are."""
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
     was_suspect, is_expiry_due = False, False
     for number in itertools.count():

@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 MAX_ACCEPTED_AT_ONCE = 4
 """Maximum number of connections that are accepted before existing connections are read again. With this limit, a flood
-of new connections delays existing connections by about 2 ms per turn.
-"""
+of new connections delays existing connections by about 2 ms per turn."""
 MIN_TURNS = 16
 """Minimum number of turns of the loop in which a pending connection is read before new connections can evict it."""
 ACCEPT_PAUSE_S = 1.0
@@ -78,8 +77,7 @@ class WebSocketServer:
         self._readers = readers
         self.is_accepting_sessions = True
         """Whether sessions are accepted once the hub is ready. On a node that waits to become leader, this is False
-        until the node is prepared.
-        """
+        until the node is prepared."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,8 +85,7 @@ class WebSocketServer:
 
     async def bind(self, host: str, port: int) -> int:
         """Bind the address and return the port. If ``port`` is 0, the system chooses the port. Clients can connect only
-        after `listen` was called. Raises `OSError`.
-        """
+        after `listen` was called. Raises `OSError`."""
         self._sockets = await _bind(host, port)
         return int(self._sockets[0].getsockname()[1])
 
@@ -104,8 +101,7 @@ class WebSocketServer:
 
     async def close(self) -> None:
         """Stop listening, and wait until every connection has ended. The caller has already closed the hub and its
-        sessions.
-        """
+        sessions."""
         self.stop_listening()
         self._handshakes.evict_all()
         if self._tasks:
@@ -121,8 +117,7 @@ class WebSocketServer:
 
     def is_serving(self) -> bool:
         """Return whether the server accepts connections. The `websockets` library calls this method at each
-        handshake.
-        """
+        handshake."""
         return bool(self._sockets)
 
     @property
@@ -166,8 +161,7 @@ class WebSocketServer:
 
     def _handle_file_shortage(self, listening: socket.socket, error: OSError) -> None:
         """Evict a pending connection to free its file descriptor. If no connection is pending, stop accepting for a
-        while.
-        """
+        while."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._warned_at >= WARN_AGAIN_S:
             # Warn only once a minute: without free file descriptors, every new connection causes this error.

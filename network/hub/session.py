@@ -19,12 +19,10 @@ from .read_budget import SessionReads
 
 REFILLS_PER_S = 100
 """Number of credit refills per second at full rate. Refilling for each frame instead would require reading the clock
-each time, which costs as much as decoding the frame.
-"""
+each time, which costs as much as decoding the frame."""
 MAX_EXCESS_FRAMES = 64
 """Number of frames beyond the rate that the hub reads and refuses. After that, it reads nothing from the participant
-for `PAUSE_S`.
-"""
+for `PAUSE_S`."""
 PAUSE_S = 0.1
 
 
@@ -57,16 +55,14 @@ class SendRate:
         self.is_paused = False
         self.next_signal_at = 0.0
         """Earliest time (ms) of the next signal if signals arrived exactly at their maximum rate
-        (`core.limits.next_arrival_or_none`).
-        """
+        (`core.limits.next_arrival_or_none`)."""
         self._per_s = per_s
         self._step = max(1, per_s // REFILLS_PER_S)
         self._arrival = 0.0
 
     def refill(self, now: int) -> None:
         """Grant the credit of another step if the rate allows it at ``now`` (ms). Call this method when the credit is
-        used up.
-        """
+        used up."""
         # This is the generic cell rate algorithm (see `core.limits`), which needs one number instead of a list of
         # recent arrivals.
         due = max(self._arrival, now)
@@ -114,8 +110,7 @@ class Connection(Protocol):
 
     def admit(self) -> None:
         """Record that the participant is authenticated. From now on, the handshake limiter does not evict this
-        connection. Idempotent.
-        """
+        connection. Idempotent."""
 
 
 class SessionOutput(Protocol):
@@ -166,12 +161,10 @@ class Session:
         """Whether delivery started at the ack cursor. False if the client chose another cursor."""
         self.joined_at = 0
         """The head at the time of the welcome. A session that starts at the ack cursor receives messages of its own
-        participant only if they are newer than this seq.
-        """
+        participant only if they are newer than this seq."""
         self.handled_at_join = AckCursor(0)
         """The messages that the participant, at the time of the welcome, had handled, or had refused and not received
-        again. Set only for a session that starts at the ack cursor.
-        """
+        again. Set only for a session that starts at the ack cursor."""
         self.said_bye = False
         self.outgoing: list[bytes] = []
         """Frames to be written at the end of this tick of the loop, before deliveries."""

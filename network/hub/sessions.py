@@ -65,8 +65,7 @@ class SessionRegistry:
         self._limits = limits
         self._reactor_ends: dict[str, asyncio.Future[bool]] = {}
         """Futures by agent id. Each is done when the agent's reactor ends. The result is True if the reactor said
-        goodbye.
-        """
+        goodbye."""
         self._dirty: dict[Session, None] = {}
         """Sessions to be flushed at the end of this tick of the loop."""
         self._operators: dict[Session, None] = {}
@@ -175,8 +174,7 @@ class SessionRegistry:
 
     async def wait_until_unserved(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent. A runner that was lost without a goodbye may return within the grace
-        period.
-        """
+        period."""
         while self.has_reactor(agent_id):
             reactor_end = self._reactor_ends.setdefault(agent_id, self._loop.create_future())
             # shield the future: all callers that wait for this agent share it
@@ -282,8 +280,7 @@ class SessionRegistry:
 
     def notify_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
         """Notify people that their inbox changed, and also operators if ``operators`` is true. Several changes before
-        the next write become one notice.
-        """
+        the next write become one notice."""
         sessions = [session for agent_id in agent_ids for session in self.participants.sessions_of(agent_id)]
         for session in (*sessions, *(self._operators if operators else ())):
             origin = session.origin
@@ -333,8 +330,7 @@ class SessionRegistry:
 
     def flush_session(self, session: Session) -> None:
         """Write as much as the connection accepts. Also stop reading from a session that does not read its answers, and
-        start to read pages for a session that is behind.
-        """
+        start to read pages for a session that is behind."""
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
             # Write one result per round, and only after the connection has accepted all earlier data. A result may have
@@ -367,8 +363,7 @@ class SessionRegistry:
 
     def _write_next_result(self, session: Session, reads: SessionReads) -> bool:
         """Free the budget of the last result, which the connection has accepted, and write the next result. Return
-        False if no result waits.
-        """
+        False if no result waits."""
         # The connection accepts bytes again, so it has accepted the whole result that was written last.
         written, reads.written = reads.written, 0
         if written:

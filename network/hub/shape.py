@@ -40,8 +40,7 @@ _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 MAX_NUMBER_CHARS = 1000
 """Maximum number of characters in a number. The JSON parsers of common languages accept numbers of this length. Some
-refuse numbers that are a few times longer.
-"""
+refuse numbers that are a few times longer."""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
@@ -161,8 +160,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
 
 def _check_card(card: Raw, data: bytes) -> None:
     """Check the types of those fields of a card that other participants read. The owner may put any value into the
-    other fields.
-    """
+    other fields."""
     if not _is_object(card):
         raise _refuse("card must be an object", data)
     try:
@@ -195,8 +193,7 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
     """Raise an error that explains why a frame could not be decoded. If the only error is a duplicated field, decode
-    the frame so that the last value counts.
-    """
+    the frame so that the last value counts."""
     if isinstance(error, msgspec.ValidationError):
         try:
             # msgspec refuses a duplicated field of a struct, but other JSON parsers use the last value. So decode the
@@ -293,8 +290,7 @@ _ID_FIELDS = {"send": "message_id", "call": "call_id", "record": "record_id", "b
 
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
     """Return the valid id of the frame, which the answer repeats: a ``message_id``, ``call_id``, ``record_id`` or
-    ``batch_id``.
-    """
+    ``batch_id``."""
     name = _ID_FIELDS.get(_string(fields.get("type")) or "")
     for key in (name,) if name else _ID_FIELDS.values():
         value = _string(fields.get(key))
@@ -347,8 +343,7 @@ def _has_long_number(data: bytes) -> bool:
 
 def _has_long_run(data: bytes) -> bool:
     """Return whether a run of number characters is longer than `MAX_NUMBER_CHARS`. Such a run contains a byte whose
-    index is a multiple of half this length, so only these bytes are examined.
-    """
+    index is a multiple of half this length, so only these bytes are examined."""
     step = MAX_NUMBER_CHARS // 2
     seen = data[step::step]
     if len(seen.translate(None, _NUMBER)) == len(seen):

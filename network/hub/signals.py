@@ -44,8 +44,8 @@ from .sessions import SessionRegistry
 MAX_OPEN_REACTIONS = 64
 """Maximum number of open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
 MAX_MESSAGES_BACK = 64
-"""Maximum number of older messages in a thread that are searched for one that the sender may read (docs/protocol.md).
-"""
+"""Maximum number of older messages in a thread that are searched for one that the sender may read
+(docs/protocol.md)."""
 
 
 class Signals:
@@ -63,8 +63,7 @@ class Signals:
 
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond_rate: bool) -> None:
         """Forward one signal, or drop it if its participant is beyond a rate. If the signal is refused, raise the error
-        of the refusal.
-        """
+        of the refusal."""
         send_rate = session.send_rate
         due = None
         if not is_beyond_rate:
@@ -104,8 +103,7 @@ class Signals:
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
         """Send a signal to a thread. It reaches the participants who may read every message that the signal may be
-        about.
-        """
+        about."""
         assert frame.thread_id is not UNSET
         origin, reads = session.live_origin(), session.reads
         sender, read_errors, reader = origin.agent_id, self._registry.read_errors, f"a signal of {origin.agent_id}"
@@ -138,8 +136,7 @@ class Signals:
 
     async def _find_trigger(self, sender: str, thread_id: str, trigger: int) -> list[MessageHead]:
         """Return the message that a signal names as its trigger. Raises `UnknownMessage` unless the message is in the
-        thread and the sender may read it.
-        """
+        thread and the sender may read it."""
         state = self._registry.state
         reaction = next(iter(state.reactions_to(sender, trigger).values()), None)
         head = reaction.trigger_head if reaction is not None else None
@@ -195,8 +192,7 @@ class Signals:
 
 def _may_address(state: State, origin: Origin, head: MessageHead, reader: str) -> bool:
     """Return whether the sender has the right to answer ``head`` to a reader. Without this right, the sender's signals
-    do not reach the reader either.
-    """
+    do not reach the reader either."""
     kind, name = parse_address(head.to) if head.kind in ("broadcast", "channel") else ("agent", reader)
     try:
         check_right_to_send(state, origin, kind, name)

@@ -12,8 +12,7 @@ from roundelay.network.ledger import Ledger
 
 MAX_COMMIT_S = 2.0
 """Duration of a commit, in seconds, after which the hub counts as not ready. SQLite silently retries for up to 10 s
-when it cannot get a lock.
-"""
+when it cannot get a lock."""
 
 
 class HubStatus:

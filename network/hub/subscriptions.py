@@ -21,8 +21,8 @@ from .participants import LiveParticipants
 from .session import Session, SessionOutput
 
 UNWATCHED_S = 10.0
-"""Time in seconds between the end of the last signal subscription and the notice that reactors need not send signals.
-"""
+"""Time in seconds between the end of the last signal subscription and the notice that reactors need not send
+signals."""
 
 
 class Subscriptions:
@@ -50,8 +50,7 @@ class Subscriptions:
 
     def _update_watched(self) -> None:
         """Notify reactors when the first session subscribes to signals, and some time after the last subscription has
-        ended.
-        """
+        ended."""
         if self._signals and self._unwatched is not None:
             self._unwatched.cancel()
             self._unwatched = None
@@ -85,8 +84,7 @@ class Subscriptions:
     def announce_members(self, channel: str | None, agent_id: str | None) -> None:
         """Report that the members of a channel, or their rights, changed. The channel's members, operators and the
         participant ``agent_id`` receive the report. Without a channel, every session that subscribed to presence
-        receives it.
-        """
+        receives it."""
         sessions = [
             session
             for session in self._presence
@@ -102,8 +100,7 @@ class Subscriptions:
 
     def list_signal_readers(self, address: str) -> Iterable[str]:
         """Return the ids of the participants whom a signal may reach: for ``broadcast`` the subscribers, for a channel
-        its members who are online.
-        """
+        its members who are online."""
         if address == "broadcast":
             return dict.fromkeys(session.live_origin().agent_id for session in self._signals)
         return [live.agent_id for live in self._participants.online_in(name_of(address))]

@@ -45,28 +45,24 @@ class KeyTaken(Exception):
 
 class Unstorable(Exception):
     """Nothing was appended, because a row or a table write cannot be encoded. This is a bug in the code that created
-    the row or the write. The storage still works.
-    """
+    the row or the write. The storage still works."""
 
 
 class LeadershipLost(LedgerError):
     """Nothing was appended, because another node has become the writer of the shared log. ``leader`` is the HOST:PORT
-    of that node, or an empty string.
-    """
+    of that node, or an empty string."""
 
     leader = ""
 
 
 class LogFull(LedgerError):
     """Nothing was appended, because the shared log has no room for the batch. The ledger still accepts smaller
-    batches.
-    """
+    batches."""
 
 
 class Meta(Struct, frozen=True, kw_only=True):
     """Identity and extent of a ledger: the epoch that identifies its history, its name, its first and newest seq, and
-    its newest timestamp.
-    """
+    its newest timestamp."""
 
     epoch: str
     name: str
@@ -78,8 +74,7 @@ class Meta(Struct, frozen=True, kw_only=True):
 class Trim(Struct, frozen=True, kw_only=True):
     """Limits of a trim. Rows with timestamps before ``messages_before`` or ``records_before`` (ms) may be deleted; None
     keeps all rows. The oldest rows may also be deleted while the storage is larger than ``max_bytes``. Rows from seq
-    ``pinned`` on are never deleted. Each call deletes at most ``limit`` rows.
-    """
+    ``pinned`` on are never deleted. Each call deletes at most ``limit`` rows."""
 
     messages_before: int | None = None
     records_before: int | None = None
@@ -90,8 +85,7 @@ class Trim(Struct, frozen=True, kw_only=True):
 
 class Trimmed(Struct, frozen=True, kw_only=True):
     """Result of a trim: the number of deleted rows, and the lowest seq whose message can still be delivered. The caller
-    repeats the trim until no row is deleted.
-    """
+    repeats the trim until no row is deleted."""
 
     dropped: int
     first_seq: int
@@ -109,12 +103,10 @@ class TrimStep(Struct, frozen=True):
     records: SeqBound
     is_last: bool
     """Whether this step ends the trim of messages. Values about deleted messages are deleted only in the last step,
-    because this deletion scans whole tables.
-    """
+    because this deletion scans whole tables."""
     stamp: int = 0
     """The newest timestamp (ms) that was assigned. The ledger will not assign an older timestamp, even if no row is
-    left.
-    """
+    left."""
 
 
 class Page(NamedTuple):
@@ -130,8 +122,7 @@ HeadAt = tuple[int, MessageHead | None]
 
 class SearchPage(NamedTuple):
     """Rows that a search found, ascending. ``has_more`` says whether more rows may match. If ``end`` is set, the search
-    reached its work limit and did not examine the rows below this seq.
-    """
+    reached its work limit and did not examine the rows below this seq."""
 
     rows: list[Row]
     has_more: bool
@@ -140,8 +131,7 @@ class SearchPage(NamedTuple):
 
 def collect_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
     """Collect the first rows that fit into a page. ``newest`` says that the rows descend. The function reads one row
-    beyond the page and does not return it.
-    """
+    beyond the page and does not return it."""
     page: list[Row] = []
     size, has_more = 0, False
     for row in rows:
@@ -168,8 +158,7 @@ RETENTION_FIELDS: dict[Table, str] = {
     "spent_out": "seq",
 }
 """Name of the field that holds a message's seq, for each table about messages. A value is deleted with the message that
-it names. For example, a conversation's budget is kept until the last message charged to it is deleted.
-"""
+it names. For example, a conversation's budget is kept until the last message charged to it is deleted."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
 """Tables about messages. Their keys end in the message's seq."""
 
@@ -198,24 +187,21 @@ class Ledger(Protocol):
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
         """Open or create the ledger. Return its identity and the values of `LOADED_TABLES`. Raises `LedgerError` if the
-        storage fails or one of these values is damaged.
-        """
+        storage fails or one of these values is damaged."""
 
     async def close(self) -> None:
         """Close the ledger cleanly. Idempotent."""
 
     async def verify(self) -> None:
         """Check that the next start will find the stored data. Raises `LedgerError` if not; the ledger must then be
-        reopened.
-        """
+        reopened."""
 
     def recall(self, request: LookupRequest) -> Facts | None:
         """Answer a batch's lookup request from memory, except for its keys. Return None if the storage must be read."""
 
     async def lookup(self, request: LookupRequest) -> Facts:
         """Answer a batch's lookup request. For each head that is found, the answer also contains the ``root`` value of
-        its conversation if this value exists.
-        """
+        its conversation if this value exists."""
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Store the rows and writes in one transaction. When this method returns, they are durable at the configured
@@ -239,8 +225,7 @@ class Ledger(Protocol):
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         """Return messages with ``after`` < seq <= ``until`` that are in a span, or that ``sender`` sent to one
-        participant or mod. The page contains the oldest of these messages, or the newest, in ascending order.
-        """
+        participant or mod. The page contains the oldest of these messages, or the newest, in ascending order."""
 
     async def thread(
         self,
@@ -258,8 +243,7 @@ class Ledger(Protocol):
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
         """Return records of one reaction with seq > ``after``, ascending. ``actor`` limits the result to records of
-        this writer.
-        """
+        this writer."""
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
         """Return the heads of the newest ``limit`` messages that `inbox` would return, newest first.
@@ -271,13 +255,12 @@ class Ledger(Protocol):
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
         """Return the heads of the newest ``limit`` messages of each thread, newest first. ``after`` maps each thread to
-        a seq. Only messages above this seq and below ``before`` are read. Heads are not compared with their checksums.
-        """
+        a seq. Only messages above this seq and below ``before`` are read. Heads are not compared with their
+        checksums."""
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
         """Return the seq of the first message of each thread, even if this message is damaged. Threads without messages
-        are left out.
-        """
+        are left out."""
 
     async def threads(
         self,
@@ -290,8 +273,7 @@ class Ledger(Protocol):
     ) -> list[ThreadSummary]:
         """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first. Each summary
         counts only these messages. Return at most ``limit`` threads whose last seq is below ``before``. ``among``
-        limits the result to these threads.
-        """
+        limits the result to these threads."""
 
     async def search(
         self,
@@ -342,16 +324,14 @@ class Ledger(Protocol):
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
         """Return keys and values of a cold table, ascending by key. Only keys that begin with ``prefix`` and are above
-        ``after`` are returned.
-        """
+        ``after`` are returned."""
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
         """Return one value of a cold table, or None if the value does not exist."""
 
     async def expire_calls(self, before: int) -> None:
         """Delete the results of calls that are older than ``before`` (ms). The deletion runs in steps, so other writes
-        are possible in between.
-        """
+        are possible in between."""
 
     async def trim(self, trim: Trim) -> Trimmed:
         """Delete old rows within the limits of a `Trim`."""
@@ -367,13 +347,11 @@ class Ledger(Protocol):
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         """Return records of one agent and kind with seq > ``after``, ascending. ``reaction`` limits the result to
-        records of this reaction.
-        """
+        records of this reaction."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         """Return at most ``limit`` rows with seq > ``after``, ascending. The result is empty only at the end of the
-        log. Exports use this method.
-        """
+        log. Exports use this method."""
 
 
 async def find_newest_message(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:

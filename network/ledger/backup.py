@@ -98,8 +98,7 @@ def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
 
 def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
     """Remove the epoch, so that a node that opens the copy begins a new epoch. Keep the old epoch under another key,
-    because readers of the copy derive ids from it.
-    """
+    because readers of the copy derive ids from it."""
     cells = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
     if cells is not None and version >= CHECKSUMS_SINCE:
@@ -135,8 +134,7 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
 
 def _link_free_name(draft: Path, target: Path) -> Path:
     """Give a file its name, or the next free name with a number. An earlier rescue may have used the name, and must not
-    be overwritten.
-    """
+    be overwritten."""
     for number in itertools.count(1):
         name = target.with_name(f"{target.name}.{number}") if number > 1 else target
         try:
@@ -149,6 +147,5 @@ def _link_free_name(draft: Path, target: Path) -> Path:
 
 def _create_private(path: Path) -> None:
     """Create a database file that only its owner may read, because the file will contain all participants' messages.
-    Raises `OSError` if the file exists.
-    """
+    Raises `OSError` if the file exists."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))

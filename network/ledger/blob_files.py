@@ -21,8 +21,7 @@ from .storage_errors import explain
 
 class BlobCheck(Struct, frozen=True):
     """Result of a check or a copy: the number of intact blobs, their total size in bytes, and the names of the blobs
-    that are damaged or missing.
-    """
+    that are damaged or missing."""
 
     count: int
     size: int

@@ -34,8 +34,7 @@ class SqliteConnection:
 
     async def close(self) -> None:
         """Close the connection after the running function has ended. The thread ends even if this raises
-        `sqlite3.Error`.
-        """
+        `sqlite3.Error`."""
         try:
             if self._db is not None:
                 await self.run(sqlite3.Connection.close)

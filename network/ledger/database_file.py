@@ -166,8 +166,7 @@ class DatabaseFile:
 
     async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on a connection's thread. Put all statements of a task into one function, because a switch to
-        another thread costs more than a small transaction.
-        """
+        another thread costs more than a small transaction."""
         if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
 
@@ -224,8 +223,7 @@ class DatabaseFile:
 
     def _explain(self, error: Exception) -> LedgerError:
         """Return the `LedgerError` to raise instead of an error. `explain` looks for the cause that SQLite hides. Do
-        not call this on the loop, because a hanging disk would block it.
-        """
+        not call this on the loop, because a hanging disk would block it."""
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return explain(error, self.path)
 

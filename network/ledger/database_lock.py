@@ -46,20 +46,17 @@ from .storage_errors import explain
 
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
 """The bytes of the file that SQLite locks as shared while a connection is open in WAL mode (os_unix.c,
-"SHARED_FIRST").
-"""
+"SHARED_FIRST")."""
 
 _HEADER = struct.Struct(">18x2s48xI")
 """Format of the part of a database's header that contains the write version and the application id
-(sqlite.org/fileformat.html, 1.3).
-"""
+(sqlite.org/fileformat.html, 1.3)."""
 _ROLLBACK = b"\x01\x01"
 """Write version of a database that never had a WAL."""
 
 _BASE_CHARS = 10
 """Number of characters in the second line of ``FILE.head``. The width is fixed, because the line is overwritten in
-place.
-"""
+place."""
 
 
 class HeadFile(NamedTuple):
@@ -221,8 +218,7 @@ class DatabaseLock:
 
     def delete_wal(self) -> None:
         """Delete SQLite's other files of a deleted database whose content was saved. Otherwise SQLite would open a
-        backup that replaces the database with the old WAL.
-        """
+        backup that replaces the database with the old WAL."""
         for suffix, (inode, _) in self._side_files.items():
             with suppress(OSError):
                 if os.stat(f"{self._target}{suffix}").st_ino == inode:
@@ -231,14 +227,12 @@ class DatabaseLock:
     @property
     def is_unlinked(self) -> bool:
         """Whether the database file no longer has a name. The system deletes such a file when its last descriptor is
-        closed.
-        """
+        closed."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
 
     def _check_file(self, suffix: str) -> os.stat_result:
         """Return the file status of the database, or of another SQLite file named by ``suffix``. Raises `LedgerError`
-        if the file is missing or was replaced.
-        """
+        if the file is missing or was replaced."""
         path, known = (self._target, self._side_files.get(suffix)) if suffix else (self.path, None)
         try:
             status = os.stat(f"{path}{suffix}")
@@ -256,8 +250,7 @@ class DatabaseLock:
 
     def _has_sqlite_lock(self) -> bool:
         """Return whether SQLite's shared lock still exists. The locks of this object are of another kind, so they do
-        not hide SQLite's lock.
-        """
+        not hide SQLite's lock."""
         return self._descriptor is None or is_range_locked(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     # --- FILE.head
@@ -292,8 +285,7 @@ class DatabaseLock:
 
     def write_head(self, epoch: str, head: int) -> None:
         """Record that all rows up to ``head`` are stored. The write is not synced, because a ``FILE.head`` that is
-        behind the database does no harm.
-        """
+        behind the database does no harm."""
         if self._head_descriptor is not None:
             try:
                 # Use one write of a fixed size. After a kill, the file has either the old line or the new line, never a
@@ -305,6 +297,5 @@ class DatabaseLock:
 
 def _head_line(epoch: str, head: int) -> bytes:
     """Return the first line of ``FILE.head``. Its length is the same during the whole epoch, because the line is
-    overwritten in place.
-    """
+    overwritten in place."""
     return f"{epoch} {head:020d}\n".encode()

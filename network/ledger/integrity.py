@@ -35,8 +35,7 @@ MAX_SHOWN = 5
 
 class LogSummary(Struct, frozen=True, kw_only=True):
     """Summary of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction keeps the
-    oldest message from being deleted by retention. ``held_at`` is the time of that message.
-    """
+    oldest message from being deleted by retention. ``held_at`` is the time of that message."""
 
     head: int
     used_bytes: int
@@ -143,8 +142,7 @@ class _IndexSums:
 
     def add(self, row: Row) -> None:
         """Add the entries that the index tables should contain for a row. Rows above ``flushed_to`` are only in the
-        memtable.
-        """
+        memtable."""
         if row.seq > self._flushed_to:
             return
         if row.key:
@@ -155,8 +153,7 @@ class _IndexSums:
 
     def compare(self, db: sqlite3.Connection) -> list[str]:
         """Return a problem for each index table that differs from the log. The differing rows need not be known,
-        because an index can be rebuilt from the log.
-        """
+        because an index can be rebuilt from the log."""
         keys = places = 0
         for key_hash, seq, actor, key in db.execute(
             f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYS}) AS k LEFT JOIN log AS l USING (seq) WHERE k.seq <= ?",

@@ -15,8 +15,7 @@ locked: set[FileId] = set()
 
 def is_locked_here(path: Path) -> bool:
     """Return whether a ledger of this process has locked the file. If so, other code in this process must not open the
-    file: closing it again would drop the ledger's locks (`database_lock`).
-    """
+    file: closing it again would drop the ledger's locks (`database_lock`)."""
     try:
         return identify(os.stat(path)) in locked
     except OSError:

@@ -33,8 +33,7 @@ FORMAT = 1
 
 class LogHead(Struct, frozen=True, kw_only=True):
     """The first line of an export: the ledger's epoch and name, and the first seq in the export. ``is_excerpt`` says
-    whether some rows were left out.
-    """
+    whether some rows were left out."""
 
     roundelay_log: int = FORMAT
     epoch: str
@@ -87,8 +86,7 @@ def encode_head(head: LogHead) -> bytes:
 
 def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]:
     """Read an export. Return its first line and an iterator over its rows. Raises `LedgerError` with the number of the
-    first invalid line.
-    """
+    first invalid line."""
     numbered = enumerate(lines, 1)
     try:
         head = msgspec.json.decode(next(numbered)[1], type=LogHead, strict=True)
@@ -264,8 +262,7 @@ class DatabaseLog:
 
     def find_cursor(self) -> IndexPosition | None:
         """Return the position up to which this index has followed its shared log. Return None if the database is not an
-        index.
-        """
+        index."""
         with _explaining_database(self._path):
             cells = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
         return None if cells is None else msgspec.json.decode(cells[0], type=IndexPosition)

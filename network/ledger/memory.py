@@ -105,8 +105,7 @@ class _RowStore:
 
 class MemoryLedger:
     """A `Ledger` in dictionaries and sorted lists. When the same object is opened again, it still contains all appended
-    rows.
-    """
+    rows."""
 
     def __init__(self, *, epoch: str, name: str = "roundelay") -> None:
         self._epoch = epoch
@@ -121,8 +120,7 @@ class MemoryLedger:
 
     def damage(self, seq: int) -> None:
         """Damage a row, for tests and simulations. Its key and places stay readable, as they may after damage on a
-        disk.
-        """
+        disk."""
         self._rows.replace(damaged_row(seq))
         self.damaged += 1
 

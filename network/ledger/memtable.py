@@ -27,17 +27,14 @@ from .row_encoding import collect_places, hash_bytes
 
 FLUSHED_TO = "placed_to"
 """Key in ``meta`` of the newest seq whose row is in the index tables. Existing files use this name, so it cannot
-change.
-"""
+change."""
 FLUSH_ROWS = 32_768
 """Number of rows that are flushed together. With a smaller number, each page of the index tables would be written for
-only a few rows. With a larger number, a start would have to read more rows again.
-"""
+only a few rows. With a larger number, a start would have to read more rows again."""
 MIN_FLUSH_ENTRIES = 32
 FLUSH_ENTRIES_PER_ROW = 8
 """Number of keys and places that a commit flushes for each of its rows. A row has only three or four, so a flush ends
-before enough rows for the next flush have arrived.
-"""
+before enough rows for the next flush have arrived."""
 SKIP_ROWS = 500
 """Number of rows that are read one by one after a page of the file could not be read."""
 
@@ -56,8 +53,7 @@ class MemtableRows(NamedTuple):
 
 class Flush(NamedTuple):
     """The part of a flush that one transaction writes into the index tables. ``flushed_to`` is set only in the last
-    part.
-    """
+    part."""
 
     keys: Sequence[int]
     """Hash and seq of each key, as a flat sequence."""
@@ -87,8 +83,7 @@ class _FlushInProgress:
 
 class Memtable:
     """The memtable of one ledger. Rows stay in the memtable until their flush is completely written. Only then may
-    readers look for these rows in the index tables alone.
-    """
+    readers look for these rows in the index tables alone."""
 
     def __init__(self, flushed_to: int) -> None:
         self.keys: dict[int, int] = {}
@@ -101,8 +96,7 @@ class Memtable:
         """Places whose rows are all in memory. The set may lack some such places."""
         self._lock = Lock()
         """Guards ``_flushed_to``, ``_places`` and ``_whole_places``, which must change together. Otherwise a reader
-        could miss rows or find them twice.
-        """
+        could miss rows or find them twice."""
         self._new_rows = 0
         """Number of new rows since the last flush began."""
         self._flush: _FlushInProgress | None = None
@@ -111,8 +105,7 @@ class Memtable:
 
     def find(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> MemtableRows:
         """Return the rows in the ranges. For each range, return at most ``limit`` rows: the first ones, or the last
-        ones if ``newest`` is true.
-        """
+        ones if ``newest`` is true."""
         result: list[int] = []
         # Search all ranges under one lock. If a flush ended between two ranges, the search would find some rows twice
         # and miss others.
@@ -128,8 +121,7 @@ class Memtable:
 
     def find_all(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> list[int] | None:
         """Return the seqs that `find` would return. Return None if the index tables may contain more rows of the
-        result.
-        """
+        result."""
         ranges = [*ranges]
         with self._lock:
             flushed_to, whole = self._flushed_to, [place in self._whole_places for place, _, _ in ranges]
@@ -145,8 +137,7 @@ class Memtable:
 
     def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
         """Return ``flushed_to``, and the newest row and the number of rows of each place. ``among`` names the places,
-        or is None for all places of a kind.
-        """
+        or is None for all places of a kind."""
         with self._lock:
             places = self._places if among is None else [kind + name for name in among if kind + name in self._places]
             seqs = [(place, self._places[place]) for place in places if place.startswith(kind)]
@@ -197,8 +188,7 @@ class Memtable:
 
     def next_flush(self, rows: int) -> Flush:
         """Return the part of the flush that the next commit must write. ``rows`` is the number of rows in this
-        commit.
-        """
+        commit."""
         if self._flush is None:
             # Wait for many rows before a flush. Sorted together, they fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
@@ -287,8 +277,7 @@ def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
 
 def _make_placeholder(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
     """Return a row with only the fields that `collect_places` reads. For `collect_places`, all types except record and
-    message are the same.
-    """
+    message are the same."""
     row_type: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
     return Row(seq=seq, at=0, type=row_type, actor=actor, target=target, stream=stream, label=label, data=b"")
 

@@ -30,8 +30,7 @@ _UNKNOWN = 2**62
 
 class NewestRows:
     """The cache of the newest rows of one ledger. It is empty until `restart`. Rows and values in ``damage`` are always
-    read from the file, so that every reader gets the same answer.
-    """
+    read from the file, so that every reader gets the same answer."""
 
     def __init__(self, damage: Damage) -> None:
         self._damage = damage
@@ -54,8 +53,7 @@ class NewestRows:
 
     def forget(self) -> None:
         """Empty the cache, because the stored rows may differ from the cached rows. The next added row restarts the
-        cache.
-        """
+        cache."""
         self._since = self._head = _UNKNOWN
         self._rows.clear()
         self._values.clear()
@@ -83,8 +81,7 @@ class NewestRows:
 
     def end_revising(self, seqs: Iterable[int], rows: Iterable[Row]) -> None:
         """Replace the cached rows that an edit or a deletion has rewritten. ``rows`` are the new versions of these
-        rows.
-        """
+        rows."""
         self._revising.difference_update(seqs)
         for row in rows:
             if row.seq in self._rows:
@@ -149,8 +146,7 @@ class NewestRows:
 
 _CACHED_TABLES = frozenset({"root", "triggered"})
 """Tables with values about messages, whose keys end in the message's seq. Each message and each start of a reaction
-needs these values.
-"""
+needs these values."""
 
 
 def _read_seq(table: Table, key: str) -> int:

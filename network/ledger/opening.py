@@ -23,21 +23,18 @@ _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 PAGE_BYTES = 1024
 """Page size of new databases, in bytes. A commit of one row changes about three pages, and each of them is written
 completely into the WAL. Pages of 4,096 bytes would write four times as much. For messages of 30 KB, however, pages of
-1,024 bytes cost a fifth more CPU time. Existing databases keep their page size.
-"""
+1,024 bytes cost a fifth more CPU time. Existing databases keep their page size."""
 CHECKPOINT_PAGES = 5_000
 """Size of the WAL, in pages, at which SQLite copies it into the database (five megabytes). Commits wait during the
 copy, for example 40 ms with large messages. With SQLite's default of 1,000, every 300th commit of a single row would
-wait for two fsyncs.
-"""
+wait for two fsyncs."""
 MAX_CHECKPOINT_BYTES = 10 << 20
 """Size of the WAL, in bytes, at which SQLite copies it into a database with larger pages."""
 
 
 def refuse_foreign_wal(lock: DatabaseLock, path: Path) -> None:
     """Refuse a WAL that belongs to another database, before SQLite opens the file. SQLite accepts any WAL with the
-    right name, and would write the wrong WAL into the database when it closes.
-    """
+    right name, and would write the wrong WAL into the database when it closes."""
     if lock.is_wal_foreign:
         raise LedgerError(
             f"{path}-wal belongs to another database that had this name before. Put that database back. To continue "
@@ -65,8 +62,7 @@ def configure(db: sqlite3.Connection) -> None:
 
 def refuse_damage(db: sqlite3.Connection, path: Path) -> None:
     """Check the file and refuse it if it is damaged. With a damaged file, some requests would succeed and others fail,
-    and the ledger would be reopened again and again.
-    """
+    and the ledger would be reopened again and again."""
     (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         reason = " ".join(problem.split())
@@ -75,8 +71,7 @@ def refuse_damage(db: sqlite3.Connection, path: Path) -> None:
 
 def refuse_other_history(db: sqlite3.Connection, path: Path, epoch: str, head: int) -> None:
     """Refuse a reopened file unless it is the file that this node was writing. Also accept a backup, which has no
-    epoch. Call this function before any write.
-    """
+    epoch. Call this function before any write."""
     try:
         row = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
         is_known = row is None or (row[0] == epoch and read_head(db) >= head)

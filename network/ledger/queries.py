@@ -27,8 +27,7 @@ BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_ea
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 KEYS = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
 """SQL that selects all keys. The table ``key`` has the first key of each hash, and ``key_more`` has further keys with
-the same hash.
-"""
+the same hash."""
 
 # --- lookups of a batch
 
@@ -123,8 +122,7 @@ def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
 
 def integer_in(path: str) -> str:
     """Return SQL for an integer field of a row's value. For a damaged value, this SQL returns NULL, while the operator
-    `->>` would fail.
-    """
+    `->>` would fail."""
     number = f"CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END"
     return f"CASE WHEN json_valid(value) THEN {number} END"
 
@@ -142,8 +140,7 @@ def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | N
 
 def load_meta(db: sqlite3.Connection, required: Sequence[str] = (CHECKED_FROM,)) -> dict[str, str]:
     """Load the identity and the marks of a file whose schema has checksums. Before the first start, only the
-    ``required`` keys exist. Raises `LedgerError` if a required key is missing or a row is damaged.
-    """
+    ``required`` keys exist. Raises `LedgerError` if a required key is missing or a row is damaged."""
     with reading_any_text(db):
         cells = db.execute("SELECT key, value, crc FROM meta").fetchall()
     for key, value, crc in cells:
@@ -205,8 +202,7 @@ def select_at_place(
     where: tuple[str, str] | None = None,
 ) -> tuple[str, dict[str, object]]:
     """Return an SQL query and its parameters, for the rows at a place (`row_encoding.list_places`) with ``after`` < seq
-    < ``before``. ``where`` is a column and the value that it must have.
-    """
+    < ``before``. ``where`` is a column and the value that it must have."""
     condition = "" if where is None else f"AND {where[0]} = :more"
     sql = f"""
         SELECT {columns} FROM place CROSS JOIN log USING (seq)
@@ -345,8 +341,7 @@ HEAD_COLUMNS = "seq, actor, target, stream, label, excluded, head"
 
 def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int, bool]]:
     """Cut spans to a range of seqs, and return those that are not empty. Each result has a target, the two ends
-    (exclusive), and whether the span has open threads.
-    """
+    (exclusive), and whether the span has open threads."""
     ends = [
         (
             span.target,

@@ -24,8 +24,7 @@ from .writes import write_meta
 
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 """Maximum size in bytes of the rows that one transaction deletes. Rows must be read to be deleted, so the limit bounds
-the memory.
-"""
+the memory."""
 
 
 class Marks(Struct, frozen=True):
@@ -68,8 +67,7 @@ def read_stamp(damage: Damage, db: sqlite3.Connection) -> int:
 
 def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
     """Return a `TrimStep` that describes all deletions so far: the seqs at which the kept messages and the kept records
-    begin.
-    """
+    begin."""
     marks = read_marks(db)
     return TrimStep(marks.first_seq, marks.first_record_seq, is_last=False, stamp=read_stamp(damage, db))
 
@@ -79,8 +77,7 @@ def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
 
 def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimStep | None, bool]:
     """Return the step to delete now, with at most ``trim.limit`` messages and as many records, or None if nothing may
-    be deleted. Also return whether the pin keeps old rows.
-    """
+    be deleted. Also return whether the pin keeps old rows."""
     marks = read_marks(db)
     messages = _first_kept(damage, db, trim.messages_before, trim.pinned, marks.first_seq)
     records = _first_kept(damage, db, trim.records_before, trim.pinned, marks.first_record_seq)
@@ -108,8 +105,7 @@ def _limit_rows(db: sqlite3.Connection, kind: str, start: int, end: int, limit: 
 
 def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
     """Return the first seq whose row is not older than ``before_ms``, or ``low`` if all rows are newer. Uses bisection,
-    because timestamps never decrease with rising seqs.
-    """
+    because timestamps never decrease with rising seqs."""
     if before_ms is None:
         return low
     high = max(low, pinned)
@@ -133,8 +129,7 @@ def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int |
 
 def _next_undamaged(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
     """Return the first undamaged row at or after a seq. Damaged rows are skipped, because a damaged timestamp could
-    cause the deletion of rows that must be kept.
-    """
+    cause the deletion of rows that must be kept."""
     return _find_undamaged(damage, db, "WHERE seq >= ? ORDER BY seq", seq)
 
 
@@ -191,8 +186,7 @@ _PROMOTE_KEYS = (
 
 def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.Connection) -> TrimProgress:
     """Delete a step in one transaction, or a part of the step if its rows are large. The caller repeats the call until
-    the step is done. Stored marks say where to continue, even after a kill.
-    """
+    the step is done. Stored marks say where to continue, even after a kill."""
     db.execute("BEGIN IMMEDIATE")
     try:
         # Store the timestamp in this transaction. If no row is left, the next start must still not assign an older
@@ -223,8 +217,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
 
 def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int) -> tuple[list[int], int]:
     """Delete rows of a kind with ``start`` <= seq < ``end``. If the rows are large, delete only the first of them.
-    Return the seqs of the deleted rows, and the seq at which the kept rows begin.
-    """
+    Return the seqs of the deleted rows, and the seq at which the kept rows begin."""
     if end <= start:
         return [], start
     seqs: list[int] = []

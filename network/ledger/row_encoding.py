@@ -26,14 +26,12 @@ Columns = tuple[int, int, str, str, "str | None", "str | None", "str | None", "s
 
 MAX_BETWEEN = 96
 """Maximum number of bytes between the two parts of a message's beginning. `reply_to` and `cause` may stand between
-these parts.
-"""
+these parts."""
 
 
 class _HeadRest(Struct, array_like=True, gc=False):
     """The parts of a message's head that no column contains. ``root`` is 0 if the message is its own root. ``between``
-    is the text between the two parts of the beginning.
-    """
+    is the text between the two parts of the beginning."""
 
     kind: str
     sender_kind: str
@@ -114,8 +112,7 @@ def make_row(
     label: str | None, excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
 ) -> Row:  # fmt: skip
     """Return the row for columns in the order of `schema.ROW_COLUMNS`. Raises one of `row_reader.UNREADABLE` for
-    invalid columns.
-    """
+    invalid columns."""
     message_head = make_head(seq, actor, target, stream, label, excluded, head)
     if head and head[0] == "[" and message_head is not None:
         kind, sender_kind, to, thread_id = (
@@ -176,8 +173,7 @@ def list_places(row: Row) -> Iterator[str]:
 
 def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
     """Add a row's seq to the lists of its places. The places are the same as in `list_places`, but this function is
-    faster for many rows.
-    """
+    faster for many rows."""
     seq, target, stream = row.seq, row.target, row.stream
     if row.type == "message" and target and stream:
         places[f"to/{target}"].append(seq)

@@ -57,8 +57,7 @@ class Damage:
 
     def fits(self, columns: Sequence[object]) -> bool:
         """Return whether a row of the log is unchanged. Its last column is the checksum. An old row without a checksum
-        is accepted.
-        """
+        is accepted."""
         if columns[-1] is None:
             return isinstance(columns[0], int) and columns[0] < self.checked_from
         return columns[-1] == checksum(columns[:-1])
@@ -115,8 +114,7 @@ def read_rows(
 
 def pass_once(passed: set[int], seq: int) -> int:
     """Return the seq. Raise `sqlite3.DatabaseError` if the seq was already in ``passed``. Damaged pages of a file may
-    form a circle, and a reader that skips damaged rows would then run for hours.
-    """
+    form a circle, and a reader that skips damaged rows would then run for hours."""
     if seq in passed:
         error = sqlite3.DatabaseError(f"pages of the log are mixed up: #{seq} is reached twice")
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
@@ -127,16 +125,14 @@ def pass_once(passed: set[int], seq: int) -> int:
 
 def is_damaged_cell(error: sqlite3.DatabaseError) -> bool:
     """Return whether a single damaged row may have caused an error. Either SQLite reports such a row, or the `sqlite3`
-    module could not decode text (an error without a code).
-    """
+    module could not decode text (an error without a code)."""
     code = getattr(error, "sqlite_errorcode", None)
     return code in _DAMAGED_CELL or (code is None and isinstance(error, sqlite3.OperationalError))
 
 
 def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Iterator[Row]:
     """Yield every row of the log, ascending by seq, with a placeholder for each damaged row. The rows are read in
-    pages.
-    """
+    pages."""
     sql = f"SELECT {columns} FROM log WHERE seq > ? ORDER BY seq LIMIT {_WALK_PAGE + 1}"
     after, has_more = -(2**63), True
 
@@ -152,8 +148,7 @@ def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS)
 @contextmanager
 def reading_any_text(db: sqlite3.Connection) -> Iterator[None]:
     """Replace invalid UTF-8 in results instead of failing. A row with invalid UTF-8 does not match its checksum, so the
-    row is still detected as damaged.
-    """
+    row is still detected as damaged."""
     db.text_factory = lambda text: text.decode(errors="replace")
     try:
         yield

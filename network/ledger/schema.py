@@ -143,8 +143,7 @@ LONG_STEP = 100_000
 """Minimum number of rows for which each part of a migration step is logged. With more rows, a part takes seconds."""
 COPIED_EPOCH = "copied_epoch"
 """Key in ``meta`` under which a backup stores the epoch of the original. The backup has no own epoch until a node opens
-it.
-"""
+it."""
 
 
 def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
@@ -154,8 +153,7 @@ def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
 
 def expected_schema(version: int) -> set[tuple[str, str]]:
     """Return the expected result of `list_schema` for a file of this version. A new file and a migrated file have the
-    same schema.
-    """
+    same schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, version)
         return list_schema(db)
@@ -163,8 +161,7 @@ def expected_schema(version: int) -> set[tuple[str, str]]:
 
 def refuse_schema(db: sqlite3.Connection) -> int:
     """Return the version of a file's schema. Raises `LedgerError` for a newer version, and for the database of another
-    program.
-    """
+    program."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     file: str = db.execute("PRAGMA database_list").fetchone()[2]
     if version > SCHEMA_VERSION:
@@ -187,8 +184,7 @@ def refuse_schema(db: sqlite3.Connection) -> int:
 
 MAX_READ_BYTES = 128 * 1024 * 1024
 """Maximum size in bytes of a row in a file that is only read. The file may come from an attacker, so the memory per row
-must be limited.
-"""
+must be limited."""
 
 
 @contextmanager
@@ -207,16 +203,14 @@ def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connect
 
 def count_rows(db: sqlite3.Connection) -> int:
     """Return the approximate number of rows in the log, computed from the first and last seq. Seqs have no gaps except
-    where retention has deleted rows.
-    """
+    where retention has deleted rows."""
     least, most = db.execute("SELECT (SELECT min(seq) FROM log), (SELECT max(seq) FROM log)").fetchone()
     return int(most - least + 1) if most is not None else 0
 
 
 def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
     """Migrate the file to `SCHEMA_VERSION`, or to the version ``to``. Raises `LedgerError` for a newer version, and for
-    the database of another program.
-    """
+    the database of another program."""
     version, end = refuse_schema(db), SCHEMA_VERSION if to is None else to
     # Register the Python functions that the steps call from SQL. SQLite itself has no CRC-32.
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)

@@ -60,8 +60,7 @@ def list_words(text: str) -> list[str]:
 
 def read_terms(query: str) -> list[str]:
     """Return the terms of a query: its words without repetitions. A term that ends in ``*`` matches all words that
-    begin with it.
-    """
+    begin with it."""
     terms: dict[str, None] = {}
     for piece in query.split():
         words = list_words(piece)
@@ -97,8 +96,7 @@ async def collect_matches(
     max_bytes: int,
 ) -> SearchPage:
     """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` reads the rows
-    of candidates and passes them to a function.
-    """
+    of candidates and passes them to a function."""
 
     def collect(rows: Iterable[Row]) -> Page:
         return collect_page(filter(is_match, rows), limit + 1, max_bytes, newest=True)
@@ -135,8 +133,7 @@ CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
 """
 """SQL of the index. `list_words` splits the words before they are stored, so that searches have the same results as in
-the memory ledger. The tokenizer of the table treats every character outside ASCII as a letter.
-"""
+the memory ledger. The tokenizer of the table treats every character outside ASCII as a letter."""
 
 
 class SearchIndex:
@@ -200,8 +197,7 @@ class SearchIndex:
 
     async def _run(self, function: Callable[[], T]) -> T:
         """Run a step on the index's thread. The step runs to its end even if the caller is cancelled. Later steps wait
-        for it.
-        """
+        for it."""
         if self._is_closed:
             raise LedgerError(f"The ledger of {self._path} is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
@@ -243,8 +239,7 @@ class SearchIndex:
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
         """Raise `LedgerError` for a database with other tables. Such a file must not be deleted as if it were a damaged
-        index.
-        """
+        index."""
         names: list[str] = []
         with suppress(sqlite3.DatabaseError):  # the file is not a database, so it is a damaged index
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -261,8 +256,7 @@ class SearchIndex:
 
     def _open_for(self, log: str, head: int) -> int:
         """Return the seq up to which the log is indexed. If the index belongs to another log or cannot be read, create
-        it again.
-        """
+        it again."""
         mark = None
         with suppress(sqlite3.DatabaseError):
             mark = self._open().execute("SELECT log, upto FROM mark").fetchone()
@@ -303,8 +297,7 @@ class SearchIndex:
 
 def _index_words(row: Row) -> str:
     """Return the words of a message, preceded by marks. A mark is a word that stands for the target, the thread or the
-    sender. Marks let FTS5 select only matches within the reader's spans.
-    """
+    sender. Marks let FTS5 select only matches within the reader's spans."""
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:
         places.append(_mark("a", row.actor))

@@ -80,8 +80,7 @@ class SQLiteLedger(DatabaseFile):
         self, rows: Sequence[Row], writes: Sequence[TableWrite], *, before_commit: Callable[[], None] = lambda: None
     ) -> None:
         """Implement `Ledger.append`. ``before_commit`` is called on the writer's thread just before the transaction is
-        committed. If it raises an error, the transaction is rolled back.
-        """
+        committed. If it raises an error, the transaction is rolled back."""
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
         revising = [seq for row in rows if row.type in REVISIONS for seq in list_revised(row)]
         self._newest.begin_revising(revising)
@@ -108,8 +107,7 @@ class SQLiteLedger(DatabaseFile):
 
     def _recall_rows(self, ranges: Iterable[Range], limit: int, *, newest: bool = False) -> list[Row] | None:
         """Return the first rows in these ranges, or with ``newest`` the last rows, descending. Return None if the file
-        may contain more rows.
-        """
+        may contain more rows."""
         seqs = self._memtable.find_all(ranges, limit, newest=newest)
         if seqs is None:
             return None
@@ -344,8 +342,7 @@ class SQLiteLedger(DatabaseFile):
 
     async def find_old_calls(self, before: int, after: str) -> tuple[list[str], str | None]:
         """Examine some calls after the key ``after``. Return the keys of calls whose results are older than ``before``
-        (ms), and the last examined key. The last key is None at the end. Does not block the writer.
-        """
+        (ms), and the last examined key. The last key is None at the end. Does not block the writer."""
         calls = await self._run(self._browser, partial(list_calls, after, EXPIRY_STEP))
         old = [key for key, at in calls if at is not None and at < before]
         return old, calls[-1][0] if len(calls) == EXPIRY_STEP else None
@@ -359,14 +356,12 @@ class SQLiteLedger(DatabaseFile):
 
     async def plan_trim(self, trim: Trim) -> tuple[TrimStep | None, bool]:
         """Return the step that `trim` would delete now, and whether the pin keeps old rows. The step is None if nothing
-        may be deleted.
-        """
+        may be deleted."""
         return await self._run(self._writer, partial(plan_trim, trim, self._damage))
 
     async def drop(self, step: TrimStep) -> int:
         """Delete all rows of a step, in several transactions. Return the number of deleted rows. Rows that were already
-        missing do not count, so an interrupted call can be repeated.
-        """
+        missing do not count, so an interrupted call can be repeated."""
         progress, dropped = await self._apply_trim(step), 0
         while not progress.is_done:
             dropped += progress.dropped
@@ -383,8 +378,7 @@ class SQLiteLedger(DatabaseFile):
 
     async def read_beginning(self) -> TrimStep:
         """Return a `TrimStep` that describes all deletions so far: the seqs at which the kept messages and the kept
-        records begin.
-        """
+        records begin."""
         return await self._run(self._writer, partial(read_beginning, self._damage))
 
     async def holds_up_to(self, seq: int) -> bool:
@@ -449,8 +443,7 @@ class SQLiteLedger(DatabaseFile):
         newest: bool = False,
     ) -> Page:
         """Return a page of a query that returns at most one row beyond the page. ``newest`` says that the rows
-        descend.
-        """
+        descend."""
         return await self._read(db, sql, values, lambda rows: collect_page(rows, limit, max_bytes, newest=newest))
 
     async def _read(

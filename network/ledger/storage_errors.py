@@ -26,8 +26,7 @@ _HIDDEN = {
     sqlite3.SQLITE_CORRUPT: 0, sqlite3.SQLITE_NOTADB: 0,
 }  # fmt: skip
 """SQLite's result codes that hide the cause. If the repeated system calls succeed, the errno of the code is
-reported.
-"""
+reported."""
 
 _MIN_SIDE_FILE_BYTES = 32 * 1024
 """Size of a new ``-shm`` file, in bytes."""
@@ -35,8 +34,7 @@ _MIN_SIDE_FILE_BYTES = 32 * 1024
 
 def explain(error: Exception, path: Path, action: FileAction = "write") -> LedgerError:
     """Return the `LedgerError` for an error of the system or of SQLite that concerns a database's file or a file next
-    to it.
-    """
+    to it."""
     if isinstance(error, sqlite3.Error):
         return LedgerError(_describe_sqlite(error, path, action))
     number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
@@ -45,8 +43,7 @@ def explain(error: Exception, path: Path, action: FileAction = "write") -> Ledge
 
 def find_errno(path: Path, action: FileAction) -> int:
     """Repeat the plain system calls and return their errno, or 0 if they succeed. For the action "write", this writes a
-    small file next to the database and deletes it again.
-    """
+    small file next to the database and deletes it again."""
     try:
         if path.is_dir():
             return errno.EISDIR

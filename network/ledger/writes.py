@@ -32,8 +32,7 @@ _ROWS_PER_STATEMENT = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 def _make_inserts(into: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
     """Return the number of columns of a row, and an INSERT statement for each number of rows in
-    `_ROWS_PER_STATEMENT`.
-    """
+    `_ROWS_PER_STATEMENT`."""
     width = columns.count(",") + 1
     marks = f"({','.join('?' * width)})"
     return width, [(rows, f"{into} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _ROWS_PER_STATEMENT]
@@ -45,13 +44,11 @@ _INTO_PLACE = _make_inserts("INSERT OR IGNORE INTO place", "place, seq")
 
 MAX_CHECKED_THREADS = 8
 """Maximum number of new threads in a batch that are checked for older messages. The check makes later reads of these
-threads faster. With more new threads, it would delay the batch.
-"""
+threads faster. With more new threads, it would delay the batch."""
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
 """Errors for a value that cannot be encoded or passed to SQLite. These errors do not come from SQLite, which raises
-`sqlite3.Error`.
-"""
+`sqlite3.Error`."""
 
 Values = tuple[object, ...]
 
@@ -184,8 +181,7 @@ _REPLACE_ROW = f"REPLACE INTO log ({ROW_COLUMNS}) VALUES ({','.join('?' * (ROW_C
 
 def _find_whole_threads(db: sqlite3.Connection, batch: EncodedBatch, memtable: Memtable) -> list[str]:
     """Return the threads of a batch that have no older message. Only threads without a row in memory are looked up in
-    the index tables.
-    """
+    the index tables."""
     places = memtable.list_new_places(place for place in batch.places if place.startswith("in/"))
     if not 0 < len(places) <= MAX_CHECKED_THREADS:
         return []
@@ -210,8 +206,7 @@ def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], val
 
 def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memtable: Memtable) -> None:
     """Raise `KeyTaken` if a row that was just written has the key of another row. Hashes are compared first. Rows are
-    read only if two hashes are equal.
-    """
+    read only if two hashes are equal."""
     hashes = {key_hash for key_hash, _ in keys}
     suspects = hashes & memtable.keys.keys()
     suspects.update(key_hash for (key_hash,) in _find_known_hashes(db, hashes))

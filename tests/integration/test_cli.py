@@ -404,7 +404,7 @@ async def test_a_token_that_is_given_says_what_its_participant_is(node: Node) ->
     refused = await invoke(
         "send", "broadcast", "x", "--as-kind", "human", "--as", "a-agent", code=1, ROUNDELAY_TOKEN=token
     )
-    assert "is not that of a-agent" in sentence(refused)
+    assert "does not belong to a-agent" in sentence(refused)
     owner = find_owner_token(node.url)
     assert owner is not None
     assert (await invoke("send", "broadcast", "new", "--as", "zed", ROUNDELAY_TOKEN=owner)).out
