@@ -1,4 +1,6 @@
-"""A participant on a bare socket, which takes from its kernel exactly what a test says: nothing, a kilobyte a second, or all."""
+"""A participant on a bare socket that reads exactly as much as the test says: nothing, a kilobyte per second, or
+everything.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ _TEXT, _CLOSE, _PING, _PONG = 0x1, 0x8, 0x9, 0xA
 
 
 class BareClient:
-    """One session. ``seqs`` holds what was delivered, in order; what else comes goes to ``on_frame``, deliveries too."""
+    """One session. ``seqs`` holds the delivered seqs in order. ``on_frame`` gets every frame, including deliveries."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.seqs: list[int] = []
         self.close_code: int | None = None
-        """How the connection ended: the hub's code, 1006 without one, None while it is open."""
+        """Close code of the connection: 1006 without a close frame, None while the connection is open."""
         self.on_frame: Callable[[dict[str, Any]], None] = lambda frame: None
         self.answers_pings = True
         self._sock = sock
@@ -33,7 +35,7 @@ class BareClient:
 
     @classmethod
     async def open(cls, node: Node, agent_id: str, *, receive_buffer_bytes: int | None = None) -> Self:
-        """Connect and say hello; the welcome is not read."""
+        """Connect and send hello, but do not read the welcome."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +76,7 @@ class BareClient:
         await self._write(_TEXT, json.dumps(frame).encode())
 
     async def take(self, max_bytes: int = READ_BYTES) -> None:
-        """One read of the socket. Returns at once when the connection has ended."""
+        """Read once from the socket. Return at once if the connection has ended."""
         if self.close_code is not None:
             return
         try:
@@ -93,7 +95,7 @@ class BareClient:
             await self.take()
 
     async def read_up_to(self, seq: int) -> None:
-        """Read until this message was delivered, or the connection has ended."""
+        """Read until this message was delivered or the connection has ended."""
         while self.close_code is None and not (self.seqs and self.seqs[-1] >= seq):
             await self.take()
 
@@ -139,7 +141,7 @@ class BareClient:
 
 
 async def read_without_pongs(node: Node, agent_id: str) -> int | None:
-    """Read all that comes and say nothing, until the hub has had enough; gives its close code."""
+    """Read everything and send no pongs, until the hub closes the connection. Return its close code."""
     client = await BareClient.open(node, agent_id)
     client.answers_pings = False
     try:
@@ -150,7 +152,7 @@ async def read_without_pongs(node: Node, agent_id: str) -> int | None:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds in memory."""
+    """Return the resident memory of a process, in bytes."""
     with open(f"/proc/{pid}/status") as status:
         for line in status:
             if line.startswith("VmRSS:"):

@@ -1,4 +1,4 @@
-"""Participants of the chaos tests: the project's own client, and beside it a record of what came over each of its wires."""
+"""Participants of the chaos tests: the project's own client, and a record of all frames on each of its connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundelay.network.errors import ConnectError
 
 @dataclass
 class SessionRecord:
-    """What the hub said in one session."""
+    """The hub's frames in one session."""
 
     welcome: dict[str, Any]
     delivered: list[tuple[int, int]] = field(default_factory=list)
@@ -59,11 +59,13 @@ class _RecordingWire:
 
 
 CONNECT_TIMEOUT_S = 2.0
-"""How long these clients wait for a welcome: less than usual, for the proxy leaves some of them waiting for ever."""
+"""Time that these clients wait for a welcome, in seconds. It is short because the proxy lets some of them wait
+forever.
+"""
 
 
 class RecordingTransport:
-    """The client's WebSocket transport; ``sessions`` keeps what each of its sessions was told."""
+    """The client's WebSocket transport. ``sessions`` records the frames of each session."""
 
     def __init__(self, url: str) -> None:
         self.sessions: list[SessionRecord] = []
@@ -75,12 +77,12 @@ class RecordingTransport:
 
 @dataclass
 class Received:
-    """Who got what, and a signal for each change."""
+    """The messages that each agent received. An event signals each change."""
 
     by_agent: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """Agent to seq to content."""
+    """Content by agent and seq."""
     again: int = 0
-    """Messages that a client handed to its program once more."""
+    """Number of messages that a client passed to its program again."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, agent_id: str, seq: int, content: Any) -> None:
@@ -90,7 +92,9 @@ class Received:
         self.changed.set()
 
     async def until(self, expected: dict[str, set[int]], timeout_s: float) -> dict[str, int]:
-        """Wait until everyone has what is expected; gives how many each one lacks, if they still do at the end of the time."""
+        """Wait until every agent has the expected messages. Return the number of missing messages by agent if the
+        timeout expires first.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while any(self.lacking(expected).values()):
@@ -105,15 +109,15 @@ class Received:
 
 
 class ChaosPeer:
-    """One client behind the proxy: it sends without end, and acknowledges what it gets, some of it late."""
+    """One client behind the proxy. It sends continuously and acknowledges its deliveries, some of them late."""
 
     def __init__(
         self, agent_id: str, url: str, token: str, received: Received, random: Random, resume: Cursor | None
     ) -> None:
         self.agent_id = agent_id
         self.stored: dict[str, tuple[str, Any, int]] = {}
-        """What was answered: message_id to address, content and seq."""
-        """Sends whose outcome the client called unknown."""
+        """Address, content and seq of each answered message, by message ID."""
+        """Sends whose result the client reported as unknown."""
         self.transport = RecordingTransport(url)
         self.client = NetworkClient(
             agent_id, token=token, resume=resume, transport=self.transport, connect_timeout_s=CONNECT_TIMEOUT_S
@@ -122,7 +126,7 @@ class ChaosPeer:
         self._random = random
 
     async def connect(self) -> None:
-        """Join; the first connection is not tried again by the client itself."""
+        """Join. The client itself does not retry its first connection."""
         while True:
             try:
                 await self.client.connect()
@@ -131,7 +135,7 @@ class ChaosPeer:
             return
 
     async def send_until(self, is_over: asyncio.Event, name: str, addresses: list[str], pause_s: float) -> None:
-        """Send one message after the other, of 1 to 3,000 characters, until it is over."""
+        """Send messages of 1 to 3,000 characters one after the other, until ``is_over`` is set."""
         number = 0
         while not is_over.is_set():
             number += 1
@@ -143,7 +147,7 @@ class ChaosPeer:
             await asyncio.sleep(self._random.random() * pause_s)
 
     async def listen(self) -> None:
-        """Take what is delivered, until cancelled."""
+        """Read deliveries until cancelled."""
         late = []
         async for delivery in self.client.deliveries():
             self._received.take(self.agent_id, delivery.message.seq, delivery.message.content)

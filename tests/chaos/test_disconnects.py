@@ -1,4 +1,6 @@
-"""P4 on bad networks: clients that talk through a proxy which resets, cuts, stalls and half-opens their connections. docs/promises.md."""
+"""Tests of promise P4 on bad networks: clients connect through a proxy that resets, cuts, stalls and half-opens their
+connections. docs/promises.md.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SENDS_AT_ONCE = 2
 STALL_S = 0.25
 SETTLE_TIMEOUT_S = 30.0
 LIMITS = {
-    "ping_interval_ms": 400,  # so that the hub too notices a half-open connection here
+    "ping_interval_ms": 400,  # so that the hub detects half-open connections too
     "stall_timeout_ms": 2_000,
     "session_queue_bytes": 64 * 1024,
     "root_messages_per_s": 1_000_000,
@@ -31,7 +33,7 @@ LIMITS = {
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that notice soon what they would notice late, and come back soon."""
+    """Let clients detect lost connections and reconnect quickly."""
     monkeypatch.setattr(link, "RECONNECT_BACKOFF", Backoff(0.1, 0.3))
     monkeypatch.setattr(transport, "PING_INTERVAL_S", 0.3)
     monkeypatch.setattr(transport, "PING_TIMEOUT_S", 0.7)
@@ -44,7 +46,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
     began_at = time.monotonic()
     async with node_process(db, limits=LIMITS) as node, chaos_proxy(node.url, scripts) as proxy:
         cursors: dict[str, Cursor] = {}
-        for name in names:  # all are registered, and members of the channel, before the first message
+        for name in names:  # everybody is registered and in the channel before the first message
             session = await node.agent(name)
             await session.call("channels.join" if cursors else "channels.create", {"name": "dev"})
             cursors[name] = Cursor(session.welcome["network"]["epoch"], session.welcome["head"])
@@ -52,7 +54,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
         received = Received()
         members = []
         for number, name in enumerate(names):
-            resume = cursors[name] if number % 2 else None  # from its own cursor, or from the hub's floor
+            resume = cursors[name] if number % 2 else None  # from its own cursor, or from the hub's ack cursor
             members.append(ChaosPeer(name, proxy.url, node.token_of(name), received, Random(random.random()), resume))
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(member.connect() for member in members))
@@ -74,9 +76,9 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
             async with asyncio.timeout(timeout_s):
                 await proxy.is_exhausted.wait()
         except TimeoutError:
-            proxy.is_exhausted.set()  # the share of the faults tells
+            proxy.is_exhausted.set()  # proxy faults by their share of the scripts
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
-            await asyncio.gather(*sending)  # every send is answered
+            await asyncio.gather(*sending)  # every send gets an answer
         expected: dict[str, set[int]] = {name: set() for name in names}
         for member in members:
             for to, _, seq in member.stored.values():
@@ -95,7 +97,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
     )
     contents = {seq: content for _, content, seq in sent.values()}
     own = {member.agent_id: {seq for *_, seq in member.stored.values()} for member in members}
-    strange = sum(  # what one sent itself comes to one's other sessions
+    strange = sum(  # own messages go to the sender's other sessions
         seq not in expected[name] | own[name] or content != contents[seq]
         for name, mine in received.by_agent.items()
         for seq, content in mine.items()
@@ -118,7 +120,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
 
 
 async def _read_messages(db: Path) -> dict[tuple[str, str], list[int]]:
-    """The seqs of each (sender, message_id) in a ledger."""
+    """Return the seqs in a ledger by (sender, message_id)."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "renewed")
     await ledger.open()
     found: dict[tuple[str, str], list[int]] = {}

@@ -1,4 +1,6 @@
-"""P8: what is sent to nobody, or follows from nothing, is an error and leaves nothing; who is only away gets it later. docs/promises.md."""
+"""Tests of promise P8: a message to nobody or with an unknown cause is refused and leaves nothing, and an absent
+recipient gets its messages later. docs/promises.md.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ AWAY = ("bye", "lost")
 
 
 def _wrong_sends(random: Random, unseen: int, own: int, head: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Code, address and fields of sends that must fail: near misses of what exists, and inventions."""
+    """Yield sends that must fail, as error code, address and fields. Some are near misses of valid ones."""
     letters = "".join(random.choice("abcdefghij0123456789") for _ in range(random.randint(5, 60)))
     nobody = [
         "agent:bo",
@@ -45,7 +47,7 @@ def _wrong_sends(random: Random, unseen: int, own: int, head: int) -> Iterator[t
 
 
 def _wrong_calls(random: Random, unseen: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Code, operation and arguments of calls that must fail."""
+    """Yield calls that must fail, as error code, operation and arguments."""
     number = random.randint(10**6, 10**9)
     for thread_id in (
         f"thread:{number}",
@@ -80,7 +82,8 @@ async def _prove_refusals(db: Path, note: Note, *, rounds: int) -> None:
             head = (await ann.call("network.info"))["head"]
             wrong = [(new_id("wrong"), *each) for each in _wrong_sends(random, unseen, own, head)]
             right = [new_id("right") for _ in wrong]
-            for (message_id, _, to, fields), good_id in zip(wrong, right, strict=True):  # all in one batch or a few
+            # all in one batch or a few batches
+            for (message_id, _, to, fields), good_id in zip(wrong, right, strict=True):
                 await _push(ann, message_id, to, **fields)
                 await _push(ann, good_id, "agent:bob")
             order = []
@@ -117,7 +120,7 @@ async def _push(session: WireSession, message_id: str, to: str, **fields: Any) -
 
 
 async def _stop_and_read_ids(node: ProcessNode, db: Path) -> set[str]:
-    """Every key in the log of a stopped node, without the letter for its kind."""
+    """Return every key in the log of a stopped node, without the prefix for its kind."""
     await node.close_sessions()
     await node.stop()
     with closing(sqlite3.connect(db)) as connection:
@@ -139,7 +142,9 @@ async def _states(session: WireSession, seq: int) -> dict[str, str]:
 
 
 async def _prove_absences(db: Path, note: Note, *, recipients: int, restarts: int) -> None:
-    """Some leave with `bye`, some are lost; of each, every second returns. Meanwhile all are sent to, and the hub is killed."""
+    """Let recipients leave with `bye` or lose their connections, send messages to all while they are away, and kill
+    the hub. Half of them return and must get everything.
+    """
     random = Random(recipients)
     names = [f"r{number}" for number in range(recipients)]
     returning = set(names[::2])

@@ -1,8 +1,9 @@
-"""P9: readers that never read, and one that hardly does, cost the hub little memory and the others nothing, and can catch up. docs/promises.md.
+"""Tests of promise P9: readers that never read, and one that reads very slowly, cost the hub little memory, do not
+affect others, and can catch up. docs/promises.md.
 
-The hub is a process of its own. First comes a quiet run: broadcasts to readers that read, and between them small direct messages whose
-way is timed. Then the same with the slow ones connected: whenever one is closed for its stall, it connects again and again reads nothing.
-At the end all of them read.
+The hub is a separate process. The first run is quiet: broadcasts to normal readers, and small direct messages whose
+latency is measured. The second run is the same with slow readers connected. A slow reader that is closed as stalled
+connects again and still reads nothing. At the end, all of them read.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ UNANSWERED = 16
 NOISE_MS = 20.0
 SMALL_BUFFER_BYTES = 4096
 AFTER_CLOSE_S = 1.5
-"""Within this time readers notice that they were closed: not all in one instant, which this process would mistake for the hub's delay."""
+"""Time within which readers notice that they were closed, in seconds. They do not notice all at once, because this
+process would then count its own delay as the hub's.
+"""
 CATCHING_UP_AT_ONCE = 8
 CLOSED_WITHIN = 2.0
-"""A stalled reader is closed within so many times the deadline."""
+"""Factor of the stall deadline within which a stalled reader is closed."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory the hub holds")
 
@@ -49,7 +52,7 @@ class Load:
     stall_timeout_ms: int
     session_queue_bytes: int
     growth_bytes: int
-    """How much more memory the hub may hold than with everyone connected and nothing sent."""
+    """Maximum growth of the hub's memory, compared with all participants connected and no messages."""
 
 
 SHORT = Load(
@@ -63,7 +66,7 @@ LONG = Load(
 
 
 class Memory:
-    """The most that the hub's process held."""
+    """Peak memory of the hub's process."""
 
     def __init__(self, pid: int) -> None:
         self.base = self.most = resident_bytes(pid)
@@ -80,7 +83,7 @@ class Memory:
 
 
 class Others:
-    """Those who read: what they get, and how long each direct message took."""
+    """Normal readers: their deliveries, and the latency of each direct message."""
 
     def __init__(self) -> None:
         self.latencies_ms: list[float] = []
@@ -111,7 +114,9 @@ class Others:
 
 @dataclass
 class SlowReaders:
-    """ReplicaReaders that never read. ``codes`` counts how their sessions ended, ``lives_s`` how long each took to be closed."""
+    """Readers that never read. ``codes`` counts their close codes, and ``lives_s`` lists the seconds until each was
+    closed.
+    """
 
     node: ProcessNode
     others: Others
@@ -145,7 +150,7 @@ class SlowReaders:
 
 
 class Loud:
-    """Broadcasts so much, at a steady rate, and times direct messages meanwhile; ``seqs`` are those of the broadcasts."""
+    """Sends broadcasts at a steady rate, and measures the latency of direct messages. ``seqs`` lists the broadcasts."""
 
     def __init__(self, load: Load) -> None:
         self.seqs: list[int] = []
@@ -197,7 +202,7 @@ class Loud:
 
 
 async def _drip(client: BareClient, bytes_per_s: int) -> None:
-    """Read so slowly, until cancelled."""
+    """Read at this rate until cancelled."""
     step = 1024
     while client.close_code is None:
         await client.take(step)
@@ -212,14 +217,14 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> Non
     async with node_process(db, limits=limits) as node, AsyncExitStack() as at_end:
         others, loud = Others(), Loud(load)
         tasks = [*await others.join(node, at_end), *await loud.join(node, at_end)]
-        await asyncio.sleep(0.5)  # the hub has taken them in: this is what it holds when nothing is sent
+        await asyncio.sleep(0.5)  # the hub has registered them; this is its memory without messages
         memory = Memory(node.pid)
         tasks.append(asyncio.create_task(memory.watch()))
         await loud.speak()
         quiet_ms, quiet_growth = others.p99_ms(), memory.growth
 
         names = [f"never{number}" for number in range(load.stalled)]
-        for name in (*names, "slow"):  # registered from here on
+        for name in (*names, "slow"):  # registers them
             await (await node.agent(name)).bye()
         first = len(loud.seqs)
         slow = await BareClient.open(node, "slow", receive_buffer_bytes=SMALL_BUFFER_BYTES)
@@ -270,7 +275,7 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> Non
 
 
 async def _catch_up(node: ProcessNode, names: list[str], expected: list[int]) -> int:
-    """Everyone reads at full speed; gives how many got each message once and in order."""
+    """Let everyone read at full speed. Return the number of readers that got each message once and in order."""
     room = asyncio.Semaphore(CATCHING_UP_AT_ONCE)
 
     async def read_all(name: str) -> bool:

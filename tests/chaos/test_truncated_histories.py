@@ -1,4 +1,6 @@
-"""P4 where the history was cut: whoever comes back too late is told `limited`, from where on, and gets all that is left. docs/promises.md."""
+"""Tests of promise P4 after old rows were deleted: a client that returns too late gets `limited` with the first seq,
+and then all remaining messages. docs/promises.md.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ TIMEOUT_S = 10.0
 
 
 class _Network:
-    """A hub over a file, whose clock is the test's: ``day`` is what it says."""
+    """A hub over a file. ``day`` sets its clock."""
 
     def __init__(self, db: Path) -> None:
         self.day = 1000.0
@@ -42,7 +44,7 @@ class _Network:
 
 
 async def _take(client: NetworkClient, count: int) -> list[int]:
-    """The seqs of the next deliveries, each acknowledged; the hub has taken that in."""
+    """Acknowledge the next deliveries, and wait until the hub has processed the acks. Return their seqs."""
     seqs: list[int] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for delivery in client.deliveries():
@@ -75,7 +77,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
                 network.day += 2
                 kept = [(await ann.broadcast("kept")).seq for _ in range(random.randint(1, 5))]
                 dropped += await network.cut()
-                from_cursor = number % 2 == 0  # else from the hub's floor
+                from_cursor = number % 2 == 0  # otherwise from the hub's ack cursor
                 resumes = {"late": late_cursor, "early": early_cursor}
                 for name, cursor in resumes.items():
                     async with network.client(f"{name}{number}", resume=cursor if from_cursor else None) as client:
@@ -89,7 +91,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
                         starts.add(welcome.missing_before)
                         async with network.client(
                             f"late{number}"
-                        ) as client:  # told once: its floor is where the log begins
+                        ) as client:  # notified once: its ack cursor is now at the start of the log
                             told_again += client.welcome.resume != "full"
     finally:
         await network.hub.close()

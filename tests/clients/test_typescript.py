@@ -1,4 +1,6 @@
-"""The TypeScript client with real nodes: its own tests under node's test runner, and what holds when a node, a connection or a program is lost."""
+"""Tests of the TypeScript client with real nodes: its own tests in node's test runner, and losses of nodes,
+connections and programs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tests.support.typescript_types import write_types
 TIMEOUT_S = 60.0
 TESTS_TIMEOUT_S = 120.0
 STORED_BETWEEN = 20
-"""Messages that are stored before the next kill, so that sends and deliveries are under way at it."""
+"""Number of messages that are stored before the next kill, so that sends and deliveries are in progress."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ async def test_they_pass_with_the_sockets_of_another_package(client: Path, tmp_p
 
 
 def find_node20() -> str | None:
-    """A node of this machine that has no WebSocket of its own."""
+    """Return the path of a node without its own WebSocket (version 20 or 21), or None."""
     found = shutil.which("node")
     told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10).stdout if found else ""
     return found if re.match(r"v2[01]\.", told) else None
@@ -71,7 +73,7 @@ def find_node20() -> str | None:
 
 @pytest.mark.full
 async def test_node_20_takes_part_with_the_sockets_of_another_package(client: Path, tmp_path: Path) -> None:
-    """And is told what is missing without them."""
+    """Without the package, the error says what is missing."""
     if (node20 := find_node20()) is None:
         pytest.skip("node is none of 20 or 21 here")
     script = """
@@ -112,12 +114,12 @@ async def test_the_example_echoes_also_when_it_is_started_again(client: Path, tm
                 assert (answer["content"], answer["reply_to"]) == (text, sent["seq"])
 
 
-# --- what is stored, delivered and told, when something is lost
+# --- stored messages, deliveries and printed results after losses
 
 
 @dataclass
 class Story:
-    """Numbers go from one program to another; what they say is compared with the node's log."""
+    """Two programs, of which one sends numbers to the other. Their output is compared with the node's log."""
 
     folder: Path
     scratch: Path
@@ -131,7 +133,9 @@ class Story:
         return {"NODE_URL": url, "AGENT": agent, "TOKEN": self.tokens[agent]}
 
     async def begin(self) -> None:
-        """Both take part; the sender's token is made by an operator, as a first use is nobody's but an agent's."""
+        """Register both programs. An operator creates the sender's token, because only agents can bind an ID by first
+        use.
+        """
         host = await self.node.person("host")
         sender = await self.node.invite(host, "ann", kind="service")
         await sender.close()
@@ -146,7 +150,7 @@ class Story:
         return await start_program(self.folder, "sender.ts", **self.environment("ann", url), **told)
 
     def note(self, sender: Program) -> None:
-        """Take in what a sender has told, which is over."""
+        """Record the output of a sender that has ended."""
         assert not sender.named("refused"), sender.lines
         self.said += sender.named("said")
         for stored in sender.named("stored"):
@@ -169,13 +173,13 @@ class Story:
         )  # fmt: skip
         assert (lost, doubled, twice) == (set(), 0, 0)
         assert numbers == sorted(numbers)
-        assert set(self.said) <= set(numbers)  # what was said is kept before it is sent, and goes out in the end
+        assert set(self.said) <= set(numbers)  # each message is stored before it is sent, and is sent in the end
         assert [it["n"] for it in got] == numbers
         assert [it["seq"] for it in got] == [it["seq"] for it in log]
 
 
 async def read_log(host: Any, sender: str) -> list[dict[str, Any]]:
-    """What somebody has sent, as the ledger has it."""
+    """Return all messages of a sender in the ledger."""
     found: list[dict[str, Any]] = []
     after = 0
     while (page := await host.call("network.log", {"after": after, "limit": 500}))["messages"]:
@@ -207,13 +211,13 @@ async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
                 await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
                 await receiver.heard("got", len(receiver.named("got")) + 1)
                 await node.kill9()
-                if number % 3 == 2:  # while nobody answers, so that something is left in its outbox
+                if number % 3 == 2:  # while nobody answers, so that messages remain in the outbox
                     await sender.kill9()
                     story.note(sender)
                     sender = await story.start_sender(node.url)
                     killed_senders += 1
                 await node.restart()
-                if number % 4:  # else they come back when it is time
+                if number % 4:  # otherwise they reconnect after their delay
                     for program in (sender, receiver):
                         program.tell(wake=True)
             await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
@@ -225,7 +229,7 @@ async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
 
 
 async def test_what_is_said_again_after_a_lost_answer_is_there_once(client: Path, tmp_path: Path, note: Note) -> None:
-    """Each connection passes so much of the hub's answers, and is cut then: in the middle of one, mostly."""
+    """Each connection is cut after a number of bytes of the hub's answers, mostly in the middle of an answer."""
     scripts = [(Fault("cut" if n % 2 else "reset", "down", 16_000 + 37 * n),) for n in range(5)]
     async with (
         running_story(client, tmp_path) as story,
@@ -247,7 +251,7 @@ async def test_what_is_said_again_after_a_lost_answer_is_there_once(client: Path
 async def test_of_nodes_that_share_a_log_the_next_one_is_gone_to_and_nothing_is_lost_or_doubled(
     client: Path, tmp_path: Path, note: Note, rounds: int
 ) -> None:
-    """Sender and receiver know both nodes; the leader is killed again and again."""
+    """Sender and receiver know both nodes, and the leader is killed repeatedly."""
     async with cluster(tmp_path, "a", "b") as (_, nodes):
         await find_leader(nodes)
         settings = {"NODE_URL": ",".join(it.url for it in nodes)}
@@ -298,7 +302,7 @@ async def test_who_knows_the_old_leader_alone_goes_to_the_new_one(client: Path, 
 def test_a_message_of_which_the_disk_takes_a_part_is_refused_and_leaves_the_others_readable(
     client: Path, tmp_path: Path
 ) -> None:
-    """A write may take less than it was given, and say so by its count alone."""
+    """A write may store only a part of its data, and report it only by the returned count."""
     script = f"""
         import {{ fileStore }} from "roundelay-client/node";
         const store = fileStore({json.dumps(str(tmp_path / "outbox"))});
@@ -335,7 +339,9 @@ async def test_a_reader_that_stands_still_is_behind_and_misses_nothing(
 
 
 async def test_in_another_ledger_a_reactor_begins_anew(client: Path, tmp_path: Path) -> None:
-    """Its fence and what it holds are of the one that was lost: neither keeps it out, nor is said to the new one."""
+    """The fencing token and the open messages belong to the lost ledger. The client must neither be refused because
+    of them nor send them to the new one.
+    """
     async with running_story(client, tmp_path) as story:
         node = story.node
         host = await node.person("host")
@@ -367,7 +373,7 @@ def find(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-# --- what its types and its package say
+# --- types and package
 
 
 def test_the_types_are_those_of_the_hub() -> None:
@@ -381,7 +387,7 @@ BUILT_IN = {"Record"}
 
 
 def test_every_type_that_the_types_name_is_declared() -> None:
-    """What `tsc` would say of the file, where no compiler is installed: `Cannot find name 'Follows'`."""
+    """Without a compiler, this check finds the error `Cannot find name 'Follows'` of `tsc`."""
     written = (CLIENT / "src" / "protocol.ts").read_text(encoding="utf-8")
     code = re.sub(r'/\*.*?\*/|"(?:[^"\\]|\\.)*"', "", written, flags=re.DOTALL)
     declared = set(re.findall(r"export (?:interface|type) (\w+)", code))
@@ -403,7 +409,7 @@ def test_what_the_sources_import_of_the_types_is_there() -> None:
 
 
 async def test_a_frame_is_read_by_what_the_hub_always_gives() -> None:
-    """`core/frames.js` requires of each frame what asyncapi.json does, and knows each kind that there is."""
+    """`core/frames.js` must require the same fields of each frame as asyncapi.json, and know every kind."""
     shapes = await run_module('import { SHAPES } from "#core/frames.js";', "() => SHAPES")
     schemas = asyncapi_document()["components"]["schemas"]
     of_frames = {
@@ -438,7 +444,9 @@ def test_nothing_is_needed_beside_it() -> None:
 
 @pytest.mark.full
 def test_the_package_is_typed_and_packed_as_its_users_have_it(client: Path, tmp_path: Path) -> None:
-    """Strict TypeScript on the sources; `npm pack`; the tests' programs and the examples, checked and run on what was packed."""
+    """The test compiles the sources with strict TypeScript and packs them with `npm pack`. Then it checks and runs
+    the test programs and the examples against the package.
+    """
     modules = node_modules_of("typescript")
     tree = tmp_path / "client"
     shutil.copytree(CLIENT, tree, ignore=shutil.ignore_patterns("dist", "node_modules"))

@@ -79,7 +79,7 @@ def read_blocks(page: str, source: str) -> list[Block]:
 
 
 def read_docstring_blocks(path: Path) -> list[Block]:
-    """Return the literal blocks of a module's docstrings that are YAML or Python; drawings are neither."""
+    """Return the literal blocks in a module's docstrings that are YAML or Python. Drawings are skipped."""
     blocks = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -112,7 +112,7 @@ def in_language(language: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder with the modules that blocks import; each block gets its own copies."""
+    """Change to an empty folder with the modules that blocks import. Each block imports its own copies."""
     (tmp_path / "mytools.py").write_text(TOOLS, encoding="utf-8")
     known = set(sys.modules)
     for variable in ("OPENAI_API_KEY", "MISTRAL_API_KEY", "FAR_TOKEN", "SHOP_TOKEN"):
@@ -183,7 +183,7 @@ def test_file_of_page_loads(block: Block, folder: Path) -> None:
     load_yaml(path)
     if block.reason is not None:
         return
-    for module in re.findall(r"adapter: '(\w+):", block.text):  # the program that the page shows before it
+    for module in re.findall(r"adapter: '(\w+):", block.text):  # the program above on the page
         shown = [it.text for it in BLOCKS if it.page == block.page and it.language == "python"]
         (folder / f"{module}.py").write_text(
             next(it for it in shown if re.search(rf"^{module} = ", it, re.MULTILINE)), encoding="utf-8"
@@ -231,7 +231,7 @@ LINES = find_lines()
 
 
 def find_commands(text: str) -> list[list[str]]:
-    """Return the words of each of our commands in a line of a shell."""
+    """Return the words of each of the project's commands in a shell line."""
     found = []
     if re.match(r"echo '", text) and "|" not in text:
         return []
@@ -289,9 +289,9 @@ def test_command_line_exists(
         if words[0] == "roundelay":
             del words[0]
         elif words[0] != "demo":
-            return  # not a command of ours beneath
+            return  # it runs a foreign command
     command: click.Command = cli
-    # With its settings: click keeps what it made of them on the command, for every test after this one too.
+    # Use the settings of the group: click stores its computed settings on the command, for every later test too.
     context = click.Context(cli, info_name="roundelay", **cli.context_settings)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, found, words = command.resolve_command(context, words)  # raises for an unknown command

@@ -26,7 +26,7 @@ NUMBER = re.compile(r"f-[0-9a-f]+-[0-9a-f]+|\b\d+\b")
 
 
 def read_steps(page: str) -> list[tuple[str, list[str]]]:
-    """Return each command line of the marked blocks, with the output that stands below it."""
+    """Return each command line of the marked blocks, with the output below it."""
     source = (ROOT / page).read_text(encoding="utf-8")
     steps: list[tuple[str, list[str]]] = []
     for block in re.findall(rf"^{MARK}```console\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):

@@ -1,4 +1,6 @@
-"""The deep-research team as a person has it: five processes, `roundelay chat` at a terminal, agents that are killed meanwhile."""
+"""Tests of the deep-research team as a person uses it: five processes and `roundelay chat` on a terminal, with agents
+that are killed in between.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TOPICS = ("bees", "whales", "leaves")
 
 
 class ThinkingAloud:
-    """Stands in for a real model in all five agents. What the researchers think and write stays before people's eyes until the test lets it end."""
+    """Stand-in for the real model of all five agents. The researchers' thinking and text stay visible until the test
+    lets it end.
+    """
 
     def __init__(self) -> None:
         self.thought, self.written = asyncio.Event(), asyncio.Event()
@@ -42,7 +46,7 @@ class ThinkingAloud:
 
 
 class Team:
-    """The agents' processes, by id."""
+    """The agents' processes by ID."""
 
     def __init__(self, node: str, model: str, folder: Path) -> None:
         self._flags = ("--url", node, "--model", "m", "--base-url", model)
@@ -103,7 +107,7 @@ async def test_chat_shows_thinking_streams_and_citations_of_five_processes_and_k
     assert len(asked) == 2, "no recorded reply is asked for again"
 
 
-@pytest.mark.full  # five processes once more: to the above it adds that the program passes on what model it is given
+@pytest.mark.full  # runs the five processes again, to check that the program passes on its model
 async def test_the_program_gives_its_model_to_each_process(tmp_path: Path) -> None:
     model = ThinkingAloud()
     model.thought.set()

@@ -42,7 +42,9 @@ def read_readme_program() -> str:
 
 @pytest.mark.full
 def test_the_tests_that_contributing_names_run() -> None:
-    """As `./dev test` runs them once it has installed what they need. Mutants run in `--full`; here they are only found."""
+    """The quick lines run as `./dev test` runs them after installation. Mutants run only with `--full`, so here they
+    are only collected.
+    """
     source = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     lines = [shlex.split(it) for it in re.findall(r"^\$ \./dev test (.+)$", source, re.MULTILINE)]
     full = [[*words, "--collect-only"] for words in lines if "--full" in words]

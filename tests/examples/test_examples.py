@@ -1,4 +1,4 @@
-"""Every example runs, as its own first lines say."""
+"""Tests that every example runs as its docstring says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPLETE = ("orchestrator", "handoff_flow")
 
 @asynccontextmanager
 async def started(*command: str, folder: Path) -> AsyncIterator[Process]:
-    """A program in a folder of the test's own; told to end at the end."""
+    """Run a program in a folder of the test, and stop it at the end."""
     pipe = asyncio.subprocess.PIPE
     process = await start_python(*command, cwd=folder, stdin=pipe, stdout=pipe)
     try:
@@ -123,7 +123,7 @@ async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_pat
     config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory")
     async with serve(config) as node, NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
         client = ("-I", str(EXAMPLES / "bring_your_own_client" / "client.py"), node.url, "mirror")
-        for word in ("refrain", "level"):  # the second time with the token of the first
+        for word in ("refrain", "level"):  # the second run uses the token of the first one
             async with started(*client, folder=tmp_path) as mirror:
                 assert "mirror is connected" in await read_line(mirror)
                 async with NetworkClient("ann", node.url) as ann:

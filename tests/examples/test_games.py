@@ -1,4 +1,6 @@
-"""The games of the examples: each prompt holds what its role may know and nothing else, by an oracle of the roles, under each visibility."""
+"""Tests of the example games: each prompt holds exactly what its role may know, by an oracle of the roles, under each
+visibility.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ GAMES = Path(foxes.__file__).parent
 
 
 def read_words(request: ModelRequest) -> set[str]:
-    """What of the game a prompt holds: whose roles, words of the night, words of the day."""
+    """Return the facts of the game in a prompt: names with their roles, words of the night, and words of the day."""
     text = "\n".join(message.content or "" for message in request.messages)
     found = {f"the role of {name}" for name in re.findall(r"You are a \w+\. [\w ]+, (\w+)\.", text)}
     return found | {kind for kind in ("Night", "Day") if re.search(rf"{kind} \d", text)}
 
 
 def list_known(request: ModelRequest, visibility: Visibility) -> set[str]:
-    """What the rules of the game and the visibility let this player know in this prompt."""
+    """Return the facts that the rules and the visibility let this player know in this prompt."""
     view, role, is_fox = read_prompt(request), f"the role of {request.agent_id}", request.agent_id in foxes.FOXES
     before = {"Day"} if "Night 1" not in view.incoming_text else set()
     match view.incoming_text.split()[0], visibility:
@@ -38,7 +40,7 @@ def list_known(request: ModelRequest, visibility: Visibility) -> set[str]:
         case "Night", "current":
             return {"Night"}
         case "Night", "strict":
-            return {"Night"} | before  # the other fox, who reads it too, was not told this one's role
+            return {"Night"} | before  # the other fox also reads it, and was not told this fox's role
         case _:
             return {"Night", role} | before
 

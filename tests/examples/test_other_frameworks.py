@@ -1,6 +1,8 @@
-"""The examples of agents of other frameworks, each as a process of its own, with the framework's real client before a fake provider.
+"""Tests of the examples with agents of other frameworks. Each runs as a separate process with the framework's real
+client and a fake provider.
 
-What installs beside the project runs always; the others have an environment of their own (tests/suites) and run in `./dev test --full`.
+Frameworks that install together with the project always run. The others have their own environments (tests/suites)
+and run in `./dev test --full`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ SENDER = re.compile(r'\b(?:sender|from)="([^"]*)"')
 
 
 class Provider(FakeOpenAI):
-    """Asks for the tool, and says what that gave; it does not come to the end of that while ``ends`` is clear."""
+    """Fake provider that requests the tool and then writes its result. The reply does not end while ``ends`` is
+    clear.
+    """
 
     def __init__(self) -> None:
         super().__init__(lambda body: self.answer(body))
@@ -57,7 +61,7 @@ class Provider(FakeOpenAI):
 
 
 class Asker:
-    """A person who asks the agent, and sees what it lets people see."""
+    """A person who asks the agent, and records its live activity."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -74,7 +78,7 @@ class Asker:
                     self._news.notify_all()
 
     async def ask(self) -> str:
-        """Ask, and give the id of the reaction."""
+        """Ask the agent, and return the ID of its reaction."""
         self.signals.clear()
         asked = await self.client.send_text("adder", "What is 17 and 23?")
         return reaction_id("adder", asked.seq, self.client.welcome.network.epoch)
@@ -108,7 +112,7 @@ class Asker:
         return [it.text for it in page.messages if it.sender_id == "adder"]
 
     async def records(self, reaction: str, last: str = "finished") -> list[dict[str, Any]]:
-        """The records of a reaction, once there is one of the kind ``last``."""
+        """Return the records of a reaction, once they contain one of the kind ``last``."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 records = (await self.client.call("network.records", {"reaction": reaction}))["records"]
@@ -121,7 +125,7 @@ class Asker:
 
 
 class Life:
-    """A process of the example, from its start to its end."""
+    """One process of the example."""
 
     def __init__(self, python: Path | str, example: Path, folder: Path, **environment: str) -> None:
         self._command = [str(python), "-W", "ignore", str(example)]
@@ -137,7 +141,7 @@ class Life:
             )
 
     async def kill(self) -> None:
-        """SIGKILL; it must have been there."""
+        """Kill the process, which must still be running."""
         assert self._process is not None
         assert self._process.returncode is None, self.log.read_text()
         self._process.kill()
@@ -150,7 +154,7 @@ class Life:
 
 @asynccontextmanager
 async def stage(name: str, folder: Path) -> AsyncIterator[tuple[Node, Provider, Asker, Life]]:
-    """A node, the provider, a person, and the example of a framework, started."""
+    """Run a node, the provider, a person and a framework's example."""
     python = python_of(name, with_roundelay=True) if name in APART else sys.executable
     async with running_node() as node, Provider() as provider:
         client = NetworkClient("mia", node.url, kind="human", token=node.owner_token)
@@ -179,7 +183,7 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
     async with stage(name, tmp_path) as (node, provider, mia, life):
         while "adder" not in {it["agent_id"] for it in (await mia.client.call("network.list_agents", {}))["agents"]}:
             pass
-        # It answers in the thread, by its tool, and streams.
+        # The agent answers in the thread with its tool, and streams.
         provider.ends.clear()
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
@@ -188,14 +192,14 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         provider.ends.set()
         answer = await mia.hear()
         assert (answer.text, answer.sender_id, answer.thread_id) == (ANSWER, "adder", "direct:adder~mia")
-        # Its cost is counted.
+        # The cost is counted.
         await mia.records(reaction)
         told = await invoke(
             "cost", "--by", "model", "--json", ROUNDELAY_URL=node.url, ROUNDELAY_OWNER_TOKEN=node.owner_token
         )
         assert '"gpt-4o-mini"' in told.out
         assert ('"prompt_tokens": 80' in told.out, '"completion_tokens": 15' in told.out) == (True, True), told.out
-        # A person stops it.
+        # A person stops the reaction.
         provider.ends.clear()
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
@@ -203,12 +207,12 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         await mia.until(mia.has_ended)
         end = (await mia.records(reaction))[-1]["body"]
         assert (end["status"], end["reason"]) == ("cancelled", "stopped by mia")
-        # What she had read stays, with the reason why it ends there.
+        # The text that she has read stays, with the reason why it ends.
         stopped = (await mia.hear()).text
         assert stopped.endswith("\n\nStopped by mia.")
         assert ANSWER.startswith(stopped.removesuffix("\n\nStopped by mia."))
         assert await mia.answers() == [ANSWER, stopped]
-        # Killed in the middle of the model's reply and started again it answers once.
+        # After a kill in the middle of the model's reply and a restart, the agent answers once.
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
         await life.kill()
@@ -234,7 +238,7 @@ def test_an_agents_file_has_the_same_agent_run(monkeypatch: pytest.MonkeyPatch) 
 async def test_no_payload_reaches_the_provider_as_a_system_text_as_the_agents_own_or_as_anothers(
     name: str, tmp_path: Path
 ) -> None:
-    """What mallory says to the agent and to all is in what the framework sends to its model, in elements of mallory's alone."""
+    """The framework sends mallory's messages to its model, but only in elements that name mallory."""
     async with stage(name, tmp_path) as (node, provider, mia, _):
         while "adder" not in {it["agent_id"] for it in (await mia.client.call("network.list_agents", {}))["agents"]}:
             pass
@@ -283,7 +287,7 @@ async def test_killed_again_and_again_it_answers_each_question_once(name: str, t
                 provider.ends.set()
                 await life.start()
                 assert (await mia.hear()).text == ANSWER
-                if number % 2:  # else it is killed, or not, between its answer and its last record, as it happens
+                if number % 2:  # otherwise it may be killed between its answer and its last record, or not at all
                     await mia.records(reaction)
                 await life.kill()
                 await life.start()

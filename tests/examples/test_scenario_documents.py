@@ -1,4 +1,4 @@
-"""What docs/scenarios.md shows runs as it stands there, and it names every key that a scenario may have."""
+"""Tests of docs/scenarios.md: its scenarios run unchanged, and the page names every key of a scenario."""
 
 from __future__ import annotations
 

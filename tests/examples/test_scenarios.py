@@ -1,4 +1,6 @@
-"""The shipped scenarios: each passes, each fails when what it is about is broken, and a seed gives one ledger in every process."""
+"""Tests of the shipped scenarios: each passes, each fails when its subject is broken, and a seed gives the same
+ledger in every process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def change(plain: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """The scenario with other values; a key like ``agents__desk__visibility`` reaches into it."""
+    """Return the scenario with changed values. A key like ``agents__desk__visibility`` names a nested value."""
     made: dict[str, Any] = dict(plain)
     for place, value in changed.items():
         *above, last = place.split("__")
@@ -33,7 +35,7 @@ def change(plain: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 def failed(result: ScenarioResult) -> list[str]:
-    """The expectations that do not hold, each by its key."""
+    """Return the keys of the failed expectations."""
     return [failure.what.removeprefix("expect ").partition(":")[0] for failure in list_failures(result)]
 
 
@@ -164,9 +166,9 @@ def test_a_seed_gives_one_ledger_in_two_processes_with_faults_too(seeds: int, no
     assert len(first) == seeds * len(SHIPPED) * 2
     assert first == second
     calm, faulty = ([line.split()[3] for line in first if line.split()[2] == kind] for kind in ("calm", "faults"))
-    assert len(set(calm)) == len(calm)  # each seed is a run of its own
+    assert len(set(calm)) == len(calm)  # each seed gives a different run
     hit = len(set(faulty) - set(calm))
-    assert hit >= 0.9 * len(faulty)  # now and then all faults come too late to matter
+    assert hit >= 0.9 * len(faulty)  # sometimes all faults come too late to matter
     broken = [line for line in first if len(line.split()) > 5]
     assert broken == []
     equal = sum(map(str.__eq__, first, second))

@@ -1,4 +1,6 @@
-"""A coding agent follows docs/skill/SKILL.md: its files are written, its commands run, and print what the page shows."""
+"""Tests of docs/skill/SKILL.md as a coding agent follows it: its files are written, its commands run, and the output
+matches the page.
+"""
 
 from __future__ import annotations
 

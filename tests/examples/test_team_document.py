@@ -56,8 +56,9 @@ class KilledLead:
 
 
 def write_guide(*hangs_at: int) -> tuple[dict[str, Any], list[dict[str, Any]], list[Any], str, int]:
-    """Let the team write the guide. Return the note, the tasks, the files that zoe got, what the file contains, and the
-    number of the lead's model requests."""
+    """Let the team write the guide. Return the note, the tasks, the files for zoe, the content of the file, and the
+    number of the lead's model requests.
+    """
 
     async def main(simulation: Simulation) -> tuple[dict[str, Any], list[dict[str, Any]], list[Any], str, int]:
         lead = KilledLead(hangs_at)
@@ -106,7 +107,7 @@ def test_team_writes_its_guide_once_without_kills() -> None:
     "first", [pytest.param(it, marks=() if it % 4 == 1 else pytest.mark.full) for it in range(1, TURNS + 1)]
 )
 def test_team_writes_its_guide_once_if_its_lead_is_killed_twice(first: int) -> None:
-    # The second life repeats the request of the first kill, so that the next one may hang at once.
+    # The second process repeats the request of the first kill, so the next hang may follow at once.
     for second in (first + 1, first + 3):
         if second <= TURNS:
             assert check((first, second)) > TURNS // 2

@@ -1,9 +1,9 @@
-"""A reader follows the pages that docs/tutorial.md lists, from the first line to the last, in an empty folder.
+"""A reader who follows the pages listed in docs/tutorial.md from the first line to the last, in an empty folder.
 
-Files are the blocks whose first line names one. Of a console block, `$` begins a command, which must print the lines
-below it and succeed; `...` stands for lines that are not shown; `PLACE>` is typed into the chat that is open, and the
-lines below it must come there. `roundelay up` and a chat that is not fed by a pipe stay open; another `roundelay up`
-follows the end of the first.
+A block whose first line names a file is written to that file. In a console block, `$` starts a command, which must
+succeed and print the lines below it. `...` stands for omitted lines. `PLACE>` is typed into the open chat, and the
+lines below it must appear there. `roundelay up` and a chat without a pipe stay open. Another `roundelay up` stops the
+previous one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PACKAGE = (
     "templates",
     "web",
 )
-OFFLINE = {  # pip reads 0 as the value of `build_isolation`; of these tests' plugins one warns of a missing setting
+OFFLINE = {  # pip reads 0 as the value of `build_isolation`; one of the test plugins warns about a missing setting
     "PIP_NO_INDEX": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_BUILD_ISOLATION": "0",
-    "PIP_NO_COMPILE": "1",  # a command compiles what it loads, which is a part
+    "PIP_NO_COMPILE": "1",  # a command compiles only the modules that it loads
     "PYTEST_ADDOPTS": "-p no:asyncio -p no:langsmith_plugin",
 }
 SIMPLE = re.compile(r"roundelay [^|&;()$<>]*")
@@ -62,10 +62,12 @@ VARIES = [
 
 
 class Step(NamedTuple):
-    """A command, or a line typed into the chat, or (neither) what comes there by itself; and what is shown below it."""
+    """A command, a line typed into the chat, or (if neither) output that appears without input. The shown lines
+    follow.
+    """
 
     line: str
-    """Page and number of its line."""
+    """Page and line number."""
     kind: str
     words: str
     shown: list[str]
@@ -79,7 +81,7 @@ def list_pages() -> list[Path]:
 
 
 def read_steps(page: Path) -> Iterator[Step]:
-    """What a reader does on one page, in order."""
+    """Yield the steps of a reader on one page, in order."""
     source = page.read_text(encoding="utf-8")
     for block in re.finditer(r"^```(\w+)\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
         line = source.count("\n", 0, block.start()) + 2
@@ -142,7 +144,7 @@ class Reader:
             await self._read_chat(step)
         else:
             if words.startswith("roundelay agent try"):
-                self._numbers.clear()  # those of a network of its own
+                self._numbers.clear()  # the numbers of the previous network
             self._compare(step, step.shown, await self._run(step, words))
             if words.startswith("roundelay agent try"):
                 self._numbers.clear()
@@ -154,7 +156,7 @@ class Reader:
 
     @property
     def _folder(self) -> Path:
-        """Where the reader is: the newest `cd` of the state."""
+        """Return the reader's current folder, which the last `cd` has set."""
         return Path(self._state.with_suffix(".cwd").read_text().strip()) if self._state.stat().st_size else self._start
 
     def _environment(self) -> dict[str, str]:
@@ -181,7 +183,7 @@ class Reader:
         )
 
     async def _run(self, step: Step, words: str) -> list[str]:
-        """Run a line in a shell that goes on where the one before ended: in its folder, with its variables."""
+        """Run a line in a shell that continues with the folder and variables of the previous one."""
         if not self._installs and INSTALLING.match(words):
             return step.shown
         state, where = shlex.quote(str(self._state)), shlex.quote(str(self._state.with_suffix(".cwd")))
@@ -203,7 +205,9 @@ class Reader:
         return Command(process)
 
     async def _read_chat(self, step: Step) -> None:
-        """The lines come in this order; those about who is at work are left out, as a terminal has them elsewhere."""
+        """Check that the lines appear in the chat in this order. Skip lines about working agents, which a terminal
+        shows elsewhere.
+        """
         assert self._chat is not None
         for shown in step.shown:
             while True:
@@ -234,7 +238,9 @@ class Reader:
         assert is_open or not rest, told
 
     def _is_same(self, shown: str, came: str) -> bool:
-        """But for times, sizes and ids; a message's number is the same wherever the page has the same."""
+        """Compare two lines but ignore times, sizes and IDs. A message number on the page must always map to the same
+        number.
+        """
         numbers = zip(re.findall(r"[#:](\d+)\b", mask(shown)), re.findall(r"[#:](\d+)\b", mask(came)), strict=False)
         if any(self._numbers.get(one, other) != other for one, other in numbers):
             return False
@@ -252,16 +258,17 @@ def mask(line: str) -> str:
 
 
 def lend_dependencies(environment: Path) -> None:
-    """Let a new environment find what Roundelay needs, to be built too, where these tests find it: nothing is
-    downloaded. Roundelay itself is installed."""
+    """Let a new environment find Roundelay's dependencies and build tools in the environment of the tests, so that
+    nothing is downloaded. Roundelay itself is installed.
+    """
     [packages] = environment.glob("lib/python*/site-packages")
-    for old in packages.glob("setuptools*"):  # older ones bring one that cannot build it
+    for old in packages.glob("setuptools*"):  # an older Python brings a version that cannot build the project
         shutil.rmtree(old)
     (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n", encoding="utf-8")
 
 
 def play_model(body: dict[str, Any]) -> Reply:
-    """What the real model of the page says."""
+    """Return the reply of the page's real model."""
     asked = re.search(r'Call the tool "confirm" with the word "(.*)"', str(body["messages"][-1]["content"]))
     if asked is not None:  # doctor's question
         return calls([("confirm", {"word": asked[1]})])

@@ -1,4 +1,4 @@
-"""What tests of features share: a network in memory."""
+"""Fixtures that the feature tests share: a network in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Middleware around what a reaction does: its order, what it may change, a kill at any record, a stop in the middle, an error of its own."""
+"""Tests of middleware around a reaction: its order, the values that it may change, kills at any record, stops in the
+middle, and its errors.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ SCRIPT = by_turn(use(("look", {"at": "a"}), ("note", {"text": "b"})), "Done.")
 
 
 class Everywhere(Middleware):
-    """Does ``act`` in the hook named ``place`` before it goes on, and keeps what it was at."""
+    """Middleware that runs ``act`` in one hook, ``place``, before it continues, and records its hooks."""
 
     def __init__(self, place: str, act: Callable[[], Awaitable[None]], seen: list[str]) -> None:
         self.place, self.act, self.seen = place, act, seen
@@ -255,7 +257,7 @@ async def test_a_turn_that_middleware_does_not_let_go_on_fails_and_does_not_hang
         assert "an error on my side" in (await mia.ask("bob", "one")).text
 
 
-# --- stopped in the middle
+# --- stops in the middle
 
 
 @pytest.mark.parametrize("place", HOOKS)
@@ -285,7 +287,7 @@ async def test_a_persons_stop_ends_a_reaction_inside_of_any_middleware(place: st
 
 
 async def test_a_stop_after_the_last_step_is_one_too() -> None:
-    """Middleware that is still at work when the loop has ended."""
+    """The middleware still works when the loop has ended."""
     entered = asyncio.Event()
 
     class Late(Middleware):

@@ -1,4 +1,6 @@
-"""Hooks that are coroutines are awaited, and hooks that would never be run are refused when the agent is made."""
+"""Tests of hooks that are coroutines: they are awaited, and hooks that would never run are refused when the agent is
+created.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def nothing_paid() -> None:
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same hook as a coroutine that waits for something."""
+    """Return the same hook as a coroutine that waits for something."""
 
     @functools.wraps(function)
     async def wait(*given: Any) -> Any:

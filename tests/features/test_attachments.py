@@ -1,4 +1,6 @@
-"""Images and files of a message, for models that take them: asserted on the provider's requests, over a real hub, and on what is recorded."""
+"""Tests of images and files in messages for models that accept them. They check the provider's requests over a real
+hub, and the records.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ ALL = Attachments(["image", "pdf", "audio"])
 
 
 async def ask(network: Network, *layers: Middleware, content: Any, **model: Any) -> list[dict[str, Any]]:
-    """A message to an agent; gives the parts of the prompt that its model got."""
+    """Send a message to an agent. Return the parts of the prompt that its model received."""
     async with Provider(by_turn("Nothing.")) as provider:
         policy = AgentPolicy(prompt="full")
         ann = SimpleAgentRunner("ann", instruction="", model=provider.model(**model), middleware=layers, policy=policy)
@@ -124,7 +126,7 @@ async def test_a_model_gets_only_the_kinds_that_it_takes(
 
 
 async def test_what_is_left_out_is_said_with_the_reason(network: Network) -> None:
-    """Behind the conversation; names are a sender's words, and stay in their quotes."""
+    """The reasons follow the conversation. File names are the sender's text and stay in quotes."""
     content = {
         "text": "These.",
         "files": [
@@ -207,7 +209,7 @@ async def test_an_agent_inside_of_a_call_gets_its_text_alone(monkeypatch: pytest
 
 
 class Poster(Middleware):
-    """Shows a file of its own in every turn."""
+    """Middleware that shows its own file in every turn."""
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         first, prompt, *others = step.messages
@@ -245,7 +247,7 @@ async def test_no_record_holds_the_bytes_of_a_file(network: Network) -> None:
 
 
 async def test_a_replay_shows_the_same_files_and_notices_others(tmp_path: Path) -> None:
-    """They come from the message in the log; a model that is said to take others is asked something else."""
+    """A replay takes files from the message in the log. A model that accepts other types gets a different request."""
 
     def make(model: Model, *takes: str) -> SimpleAgentRunner:
         return SimpleAgentRunner("ann", instruction="x", model=model, middleware=[Attachments(takes)])
@@ -294,7 +296,7 @@ def test_files_count_for_the_context() -> None:
 async def ask_about_stored(
     layer: Attachments, *contents: bytes, refers_to: str = ""
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """A message with stored images; gives the parts of the prompt, and the ids of the files."""
+    """Send a message with stored images. Return the parts of the prompt, and the IDs of the files."""
     async with Network.open(mods=["channels", "files"]) as network:
         carl = await network.join("carl", kind="human")
         files = [await upload_file(carl, content, name="a.png") for content in contents]
@@ -310,7 +312,7 @@ async def ask_about_stored(
 
 
 async def test_stored_image_is_shown_to_the_model() -> None:
-    content = b"\x89PNG\r\n\x1a\n" + bytes(300_000)  # more than a frame
+    content = b"\x89PNG\r\n\x1a\n" + bytes(300_000)  # larger than a frame
     (told, *shown), [file_id] = await ask_about_stored(Attachments(["image"]), content)
     assert [it["image_url"]["url"] for it in shown] == [f"data:image/png;base64,{b64encode(content).decode()}"]
     assert file_id in told["text"]  # the tools of the mod need the id

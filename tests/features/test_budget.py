@@ -1,4 +1,6 @@
-"""Budgets: what a reaction, a conversation and a day may cost; what those who wait are told; and that loops end by them."""
+"""Tests of budgets for a reaction, a conversation and a day: their effects, the messages to waiting people, and the
+end of loops.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ async def kinds(mia: Person, reaction: str) -> list[str]:
     return [it["kind"] for it in await mia.records(reaction)]
 
 
-# --- each scope
+# --- each kind of budget
 
 
 async def test_a_reaction_stops_before_the_call_that_would_exceed_it(network: Network) -> None:
@@ -68,7 +70,7 @@ async def test_a_reaction_stops_before_the_call_that_would_exceed_it(network: Ne
         async with running(network, ann(provider, tokens(reaction=3500), on_event=heard)):
             answer = await mia.ask("ann", "look at all")
             [end] = await heard.finished()
-        assert len(provider.requests) == 3  # 3300 are used, and 3400 and more would be
+        assert len(provider.requests) == 3  # 3,300 tokens are used, and the next call would exceed 3,400
     assert answer.text == SPENT
     assert (end.status, end.turns) == ("stopped", 4)
     assert "Budget for this reaction exceeded: 3,300 tokens of 3,500 tokens were used" in end.reason
@@ -96,7 +98,7 @@ async def test_a_resumed_reaction_has_spent_what_it_had(network: Network) -> Non
         hanging = False
         async with running(network, ann(provider, tokens(reaction=3500))):
             assert (await mia.hear()).text == SPENT
-        assert len(provider.requests) == 4  # two before, the one that was broken off, and the last that fits
+        assert len(provider.requests) == 4  # two before, the interrupted one, and the last one that fits
 
 
 async def test_a_call_that_does_not_fit_into_its_turn_is_not_made(network: Network) -> None:
@@ -112,7 +114,7 @@ async def test_a_day_holds_over_reactions_and_restarts(tmp_path: Path) -> None:
     token = make_token()
     async with Provider(lambda body: used(text("ok"), 1000, 0)) as provider:
         answers = []
-        for person in ("mia", "joe"):  # hub and agent come anew each time
+        for person in ("mia", "joe"):  # hub and agent restart each time
             async with serve(config) as served:
                 client = NetworkClient(person, served.url, kind="human", token=served.owner_token)
                 async with client:
@@ -126,7 +128,7 @@ async def test_a_day_holds_over_reactions_and_restarts(tmp_path: Path) -> None:
 
 
 async def test_a_root_is_one_budget_for_agents_that_share_it(network: Network) -> None:
-    """ann asks bob; what ann used counts when bob is to be asked, and the other way round."""
+    """Ann asks bob. Ann's usage counts when bob is asked, and bob's usage counts for ann."""
     replies = {
         "ann": iter([used(calls([ask_for("ask", {"agent_ids": ["bob"], "text": "and?"})]), 2000, 0), text("never")]),
         "bob": iter([used(text("I say"), 900, 0)]),
@@ -141,7 +143,7 @@ async def test_a_root_is_one_budget_for_agents_that_share_it(network: Network) -
             assert (await mia.hear()).text == SPENT
             spent = await mia.client.call("network.spent", {"seq": sent.seq})
             assert sum(it["prompt_tokens"] for it in spent["of_root"].values()) == 2900
-            # Another conversation has its own; this one goes on when it is let.
+            # Another conversation has its own budget, and this one continues after it is resumed.
             replies["ann"] = iter([text("fresh"), text("again")])
             assert (await mia.ask("ann", "hello")).text == "fresh"
             await mia.client.call("network.resume_root", {"root": sent.seq})
@@ -150,7 +152,7 @@ async def test_a_root_is_one_budget_for_agents_that_share_it(network: Network) -
 
 
 async def test_who_claims_too_much_stops_itself_and_not_the_conversation(network: Network) -> None:
-    """liar hears what mia broadcasts, and is asked by ann: whatever its records claim, ann answers."""
+    """The agent "liar" receives mia's broadcasts and ann's questions. Whatever its records claim, ann answers."""
     replies = iter([used(text("fine"), 900, 0), used(text("still fine"), 900, 0)])
     async with Provider(lambda body: next(replies)) as provider:
         mia, liar = await Person.join(network, "mia"), await network.join("liar", role="reactor")
@@ -167,7 +169,7 @@ async def test_who_claims_too_much_stops_itself_and_not_the_conversation(network
 
 
 async def test_calls_under_way_are_reserved(network: Network) -> None:
-    """Two reactions of one agent at once: the second one's call does not fit beside the first one's."""
+    """Two reactions of one agent run at the same time. The second one's call does not fit next to the first one's."""
     gate = asyncio.Event()
 
     async def script(body: Any) -> Reply:
@@ -182,11 +184,11 @@ async def test_calls_under_way_are_reserved(network: Network) -> None:
             assert (await joe.ask("ann", "hello")).text == SPENT
             gate.set()
             assert (await mia.hear()).text == "ok"
-            assert (await joe.ask("ann", "hello")).text == "ok"  # settled: 500 of 1,800
+            assert (await joe.ask("ann", "hello")).text == "ok"  # 500 of 1,800 are now counted
 
 
 async def test_money_is_counted_by_prices_of_ones_own(network: Network) -> None:
-    prices = Prices({"m": Price(input=Decimal(100), output=Decimal(200))})  # dollars for a million
+    prices = Prices({"m": Price(input=Decimal(100), output=Decimal(200))})  # dollars per million tokens
     async with Provider(lambda body: look_at(len(body["messages"]), 1000, 100)) as provider:  # 0.12 each
         mia = await Person.join(network, "mia")
         budget = Budget(usd=MoneyLimits(reaction=Decimal("0.37")), reserve=100, prices=prices, count=lambda written: 0)
@@ -199,7 +201,7 @@ async def test_money_is_counted_by_prices_of_ones_own(network: Network) -> None:
 
 
 async def test_the_price_is_that_of_the_model_that_is_asked(network: Network) -> None:
-    """A turn on a cheaper model fits into what one on the agent's own would exceed."""
+    """A turn with a cheaper model fits where a turn with the agent's own model would exceed the budget."""
     prices = Prices(
         {"m": Price(input=Decimal(100), output=Decimal(100)), "cheap": Price(input=Decimal(1), output=Decimal(1))}
     )
@@ -223,7 +225,8 @@ async def test_a_model_that_falls_back_counts_as_the_dearest_of_those_it_asks(ne
         mia, dear = await Person.join(network, "mia"), provider.model()
         dear.name = "dear"
         model = FallbackModel(provider.model(), dear)
-        for agent_id, limit, answer in (("ann", "0.05", "done"), ("bob", "0.005", SPENT)):  # the reserve alone is 0.01
+        # the reserve alone costs 0.01
+        for agent_id, limit, answer in (("ann", "0.05", "done"), ("bob", "0.005", SPENT)):
             budget = Budget(usd=MoneyLimits(turn=Decimal(limit)), reserve=100, prices=prices, count=lambda written: 0)
             runner = SimpleAgentRunner(agent_id, instruction="You look.", model=model, middleware=[budget])
             async with running(network, runner):
@@ -262,7 +265,7 @@ async def test_what_an_agent_inside_of_a_call_used_counts(network: Network) -> N
 
 
 class Chatty:
-    """A model that writes to the other agent, whatever it reads, and finishes."""
+    """A model that always writes to the other agent and finishes."""
 
     name = "chatty"
 
@@ -299,7 +302,7 @@ async def test_two_agents_that_talk_for_ever_stop_by_their_token_budget_visibly(
     async with running(network, talker("ann", "bob"), talker("bob", "ann")):
         sent = await mia.client.send_text("ann", "talk to bob")
         async with asyncio.timeout(10):
-            notice = await stopped()  # an operator is told
+            notice = await stopped()  # an operator is notified
             count = 1
             while not (ends := [it for it in await heard.finished(count) if it.status == "stopped"]):
                 count += 1

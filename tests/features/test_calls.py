@@ -1,4 +1,6 @@
-"""Calls and their results: all of a turn at once, names that no tool has, results that the person has seen."""
+"""Tests of tool calls and results: parallel calls of a turn, unknown tool names, and results that the person has
+already seen.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.support.loops import Loop, by_turn, results_of, survives_kills, use
 
 
 async def test_the_tools_of_a_turn_run_in_parallel() -> None:
-    """Each waits for all the others to have begun, so one after the other would never end; the results keep the order of the calls."""
+    """Each tool waits until all others have started, so sequential calls would never end. The results keep the order
+    of the calls.
+    """
     together, done = asyncio.Barrier(3), {name: asyncio.Event() for name in "abc"}
     ended: list[str] = []
 
@@ -81,7 +85,7 @@ async def test_an_invalid_tool_name_is_explained_and_the_reaction_goes_on(name: 
     assert whole.end.answer == "Done."
 
 
-# --- results that were shown
+# --- results that the person has seen
 
 
 async def test_a_result_that_the_person_has_seen_is_wrapped_for_the_model_and_kept_as_it_is() -> None:

@@ -1,4 +1,6 @@
-"""What careless authors write: options out of range, features twice or against each other, checks and postprocessors that give anything."""
+"""Tests of careless authors' configurations: options out of range, duplicate or conflicting features, and checks and
+postprocessors that return anything.
+"""
 
 from __future__ import annotations
 
@@ -164,13 +166,13 @@ async def test_what_is_no_limit_does_not_keep_a_message_from_its_answer(limits: 
             assert (await mia.hear()).text == "The answer."
 
 
-# --- checks and postprocessors of one's own
+# --- custom checks and postprocessors
 
 
 async def answer(
     *middleware: Middleware, script: Callable[[Body], Reply] | None = None, **policy: Any
 ) -> tuple[Finish, list[Body]]:
-    """The end of a reaction, and its reviews."""
+    """Return the end of a reaction and its reviews."""
     async with Provider(script or by_turn("The answer.")) as provider:
         loop = Loop(Agent("bob", "", provider.model(), [], AgentPolicy(**policy), middleware=middleware))
         return await loop.drive(), loop.records.bodies("review")
@@ -250,7 +252,7 @@ async def test_a_postprocessor_that_gives_no_answer_leaves_it_as_it_was(given: A
 
 
 async def test_what_a_postprocessor_gives_is_fit_to_be_sent() -> None:
-    """To a real hub, which takes neither lone surrogates nor a number that is none."""
+    """A real hub accepts neither lone surrogates nor NaN."""
 
     def add(answer: str, around: Around) -> Answer:
         return Answer(f"{answer}\ud800", {"score": float("nan")}, ["n" * 100_000])
@@ -263,7 +265,7 @@ async def test_what_a_postprocessor_gives_is_fit_to_be_sent() -> None:
 
 
 async def test_a_review_that_gives_nothing_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Of middleware of one's own, that forgot to return: the reaction ends visibly."""
+    """The custom middleware forgets to return a value. The reaction ends with a visible error."""
 
     class Forgets(Middleware):
         async def review(self, around: Around, answer: str) -> Any:
@@ -277,7 +279,7 @@ async def test_a_review_that_gives_nothing_is_named_in_the_log(caplog: pytest.Lo
     assert "a reviewer gave a NoneType and must give the answer, as text or as Answer" in caplog.text
 
 
-# --- judges that do not do as they are told
+# --- judges that do not follow their instructions
 
 
 JUDGES: dict[str, tuple[Callable[[], Reply], bool]] = {
@@ -320,11 +322,11 @@ async def test_a_judge_that_answers_oddly_is_understood_or_holds_up_nothing(judg
         assert "did not call verdict as it was asked to" in first["notes"][0]
 
 
-# --- more than goes into a message
+# --- answers that are too large for a message
 
 
 async def test_a_large_answer_goes_out_without_the_metadata_that_has_no_room_beside_it() -> None:
-    """A frame takes 256 KiB: the value would be there twice."""
+    """A frame holds 256 KiB, and the message would contain the value twice."""
     value = {"text": "x" * 150_000}
     middleware: list[Middleware] = [
         StructuredAnswer(dict[str, str]), Postprocessors(lambda answer, around: Answer(answer, {"kind": "large"})),
@@ -412,7 +414,9 @@ def see(what: str) -> str:
 async def test_what_an_authors_code_raises_is_logged_with_its_places_and_without_its_words(
     told: str, tools: list[Tool], layers: list[Middleware], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may quote the conversation; the model, and the record of the call or the review, have the words."""
+    """The exception text may quote the conversation. The model and the record of the call or review get the text, but
+    the log does not.
+    """
     replies = [use((tools[0].name, {"what": SECRET}))] if tools else []
     async with Provider(by_turn(*replies, text("Done."))) as provider:
         loop = Loop(Agent("bob", "", provider.model(), tools, middleware=layers))

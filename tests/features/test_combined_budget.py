@@ -1,4 +1,6 @@
-"""Budgets where things go wrong or come together: servers that count oddly, failed and stopped calls, forced tools, retries, names with a version."""
+"""Tests of budgets in difficult cases: odd usage counts, failed and stopped calls, forced tools, retries, and model
+names with versions.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def budget(reserve: int = 100, **limits: int) -> Budget:
 
 
 def raw(body: Body, usage: Any, **message: Any) -> Reply:
-    """A completion whose usage is whatever a server calls so."""
+    """Return a completion with arbitrary usage data."""
     said = {"role": "assistant", "content": "ok", **message}
     choice = {"index": 0, "message": said, "finish_reason": "stop"}
     whole = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
@@ -52,7 +54,7 @@ def raw(body: Body, usage: Any, **message: Any) -> Reply:
     ["missing", None, {}, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": "many"}, {"prompt_tokens": -7}, {"prompt_tokens": None}],
 )  # fmt: skip
 async def test_a_server_that_counts_nothing_is_counted_by_the_estimate(network: Network, usage: Any) -> None:
-    """Else no budget would ever stop a loop on it."""
+    """Otherwise, no budget would ever stop a loop with this server."""
     function = {"name": "look", "arguments": '{"page": 1}'}
     call = {"id": "a", "type": "function", "function": function}
 
@@ -83,7 +85,7 @@ async def test_a_server_that_counts_absurdly_much_stops_at_the_budget(network: N
 
 
 async def test_cached_tokens_beside_the_prompt_cost_nothing_below_nothing() -> None:
-    """There are servers whose prompt tokens leave the cached ones out."""
+    """Some servers report prompt tokens without the cached ones."""
     prices = Prices({"m": Price(input=Decimal(10), output=Decimal(20), cached=Decimal(1))})
     assert prices.cost("m", Usage(100, 10, cached_tokens=5000)) == Decimal("0.0003")
     assert prices.cost("m", Usage(1000, 10, cached_tokens=500)) == Decimal("0.0057")
@@ -91,7 +93,7 @@ async def test_cached_tokens_beside_the_prompt_cost_nothing_below_nothing() -> N
 
 @pytest.mark.parametrize("name", ["m-2024-07-18", "m-20240718", "m-0125", "m@latest", "m:latest"])
 async def test_a_price_is_that_of_all_versions_of_a_model(network: Network, name: str) -> None:
-    """Servers are asked for a model by its name, and answer with its version."""
+    """A request names the model, and the answer names its version."""
 
     def script(body: Body) -> Reply:
         reply = raw(body, {"prompt_tokens": 1000, "completion_tokens": 100})
@@ -117,7 +119,7 @@ def test_another_model_is_no_version() -> None:
 
 
 async def settles(network: Network, provider: Provider, mia: Person, *, day: int = 2000) -> None:
-    """A call that fits only if nothing is reserved any more."""
+    """Make a call that fits only if no reservation remains."""
     runner = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=day)])
     async with running(network, runner):
         assert (await mia.ask("ann", "again")).text == "ok"
@@ -129,7 +131,7 @@ def answers(*first: Reply) -> Any:
 
 
 async def test_a_call_that_failed_leaves_nothing_reserved(network: Network) -> None:
-    """After all attempts; and a call that was tried again is reserved once."""
+    """The call fails after all attempts. A retried call is reserved once."""
     async with Provider(answers(*[server_error()] * 3)) as provider:
         mia = await Person.join(network, "mia")
         policy = AgentPolicy(model_attempts=1)
@@ -143,7 +145,7 @@ async def test_a_call_that_failed_leaves_nothing_reserved(network: Network) -> N
 
 
 async def test_a_stopped_reaction_and_a_killed_agent_leave_nothing_reserved(network: Network) -> None:
-    """What the stopped call has used is spent; the day has room for that, and for one reservation beside it."""
+    """The usage of the stopped call counts. The day's budget has room for that usage and one reservation."""
     async with Provider(answers(Reply(fault="silence"), Reply(fault="silence"))) as provider:
         mia, heard = await Person.join(network, "mia"), Heard()
         runner = SimpleAgentRunner(
@@ -169,7 +171,7 @@ async def test_a_stopped_reaction_and_a_killed_agent_leave_nothing_reserved(netw
 
 
 async def test_each_forced_request_is_reserved_where_the_budget_stands_behind(network: Network) -> None:
-    """Two of them fit beside each other, three do not: no more than the budget has is spent."""
+    """Two forced requests fit next to each other, three do not. The spending never exceeds the budget."""
 
     def script(body: Body) -> Reply:
         choice = body.get("tool_choice")
@@ -197,7 +199,7 @@ async def test_each_forced_request_is_reserved_where_the_budget_stands_behind(ne
 
 
 async def test_retries_judges_and_agents_inside_count_once_and_stop_at_the_budget(network: Network) -> None:
-    """The sum that the hub has is that of the provider's own counts."""
+    """The hub's total equals the sum of the provider's own counts."""
     failed = False
 
     def script(body: Body) -> Reply:
@@ -231,7 +233,7 @@ async def test_retries_judges_and_agents_inside_count_once_and_stop_at_the_budge
 
 
 async def test_odd_prices_leave_no_crumbs_reserved(network: Network) -> None:
-    """Sums of figures with more digits than are kept do not come back to nothing by themselves."""
+    """Sums of values with more digits than are stored do not return to zero exactly."""
     third = Decimal(1) / Decimal(3)
     prices = Prices({"m": Price(input=third, output=third * 7)})
     gate = asyncio.Event()

@@ -1,4 +1,6 @@
-"""What keeps requests small, together and with what else shapes them: forced tools, examples, long results, references, a data policy, kills."""
+"""Tests of features that keep requests small, in combination with forced tools, examples, long results, references, a
+data policy and kills.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def gives(name: str, content: str, summary: str | None = None) -> Tool:
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_several_forced_requests_are_not_taken_for_one_large_one(is_first: bool) -> None:
-    """Each is 400 tokens, as the provider counts, and 1200 together: the turns after it have room for all of it."""
+    """Each request has 400 tokens by the provider's count, and all have 1,200 together. The later turns have room for
+    everything.
+    """
     names = ["first", "second", "third"]
 
     def script(body: Body) -> Reply:
@@ -75,7 +79,7 @@ async def test_several_forced_requests_are_not_taken_for_one_large_one(is_first:
 
 
 async def test_one_forced_request_is_counted() -> None:
-    """It is what the provider counts, so the larger second turn is shortened."""
+    """The provider's count of the forced request applies, so the larger second turn is shortened."""
 
     def script(body: Body) -> Reply:
         is_forced = isinstance(body.get("tool_choice"), dict)
@@ -93,7 +97,7 @@ async def test_one_forced_request_is_counted() -> None:
 
 
 async def test_examples_are_never_summed_up_as_turns_even_if_a_hook_left_an_empty_one() -> None:
-    """A hook gave a history with a turn that says nothing: no provider gets that, and no example stands in for it."""
+    """A hook returns a history with an empty turn. No provider receives the empty turn, and no example replaces it."""
 
     class Odd(Middleware):
         def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
@@ -144,7 +148,7 @@ def read(place: str) -> tuple[str, dict[str, Any]]:
 
 
 async def test_what_is_kept_of_long_results_is_bounded_and_the_model_is_told() -> None:
-    """The oldest makes way for the newest, and the same is so after a kill."""
+    """The newest result replaces the oldest one, and this also holds after a kill."""
     tools = [gives(name, letter * 400) for name, letter in (("one", "A"), ("two", "B"), ("three", "C"))]
     script = by_turn(
         use(("one", {})), use(("two", {})), use(read("1.0")), use(("three", {})), use(read("1.0"), read("2.0"), read("4.0")), "Done."
@@ -166,7 +170,7 @@ async def test_what_is_kept_of_long_results_is_bounded_and_the_model_is_told() -
 
 
 async def test_no_result_is_cut_by_the_policy_without_a_way_to_read_on() -> None:
-    """Shorter than what is shown of a long one, and longer than the policy lets any be."""
+    """The result is shorter than the shown part of a long one, but longer than the policy allows."""
     script = by_turn(use(("look", {})), use(("read_result", {"call": "1.0", "offset": 300})), "Done.")
     async with Provider(script) as provider:
         policy = AgentPolicy(max_result_chars=300)
@@ -179,11 +183,11 @@ async def test_no_result_is_cut_by_the_policy_without_a_way_to_read_on() -> None
     assert second == "B" * 200 + "\n[end of the result: 500 characters]"
 
 
-# --- what is not kept
+# --- data that is not stored
 
 
 async def test_an_answer_that_was_not_kept_is_reviewed_again_and_never_replaced_by_a_sentence() -> None:
-    """A tool gave it, so it is there; the record of its review has only what the data policy left of it."""
+    """The tool has returned the answer. The record of its review has only the part that the data policy keeps."""
     given = {"name": "zoe", "total": 12}
 
     def make(model: Model) -> Agent:
@@ -206,7 +210,7 @@ async def test_an_answer_that_was_not_kept_is_reviewed_again_and_never_replaced_
     assert (whole.answer, whole.metadata) == ('{"name":"zoe","total":12}', {"structured": given})
 
 
-# --- all of it together
+# --- all features together
 
 
 @tool(idempotent=True)
@@ -266,7 +270,9 @@ def make_worker(model: Model) -> Agent:
 
 
 async def test_all_features_together_go_on_after_any_kill_as_if_there_had_been_none() -> None:
-    """The end, its sources, the records, each request: all as without the kill. Every call is paired, by the strict provider's word."""
+    """The end, the sources, the records and each request equal those of a run without a kill. The strict provider
+    checks that every call has a result.
+    """
     async with Provider(work) as provider:
         model = provider.model()
         first = Loop(make_worker(model))
@@ -290,7 +296,9 @@ async def test_all_features_together_go_on_after_any_kill_as_if_there_had_been_n
 
 
 async def test_what_everything_used_counts_exactly_once() -> None:
-    """Forced requests, a summary, judges and agents inside: the sum of the records' is that of the end, and of the provider's."""
+    """The run has forced requests, a summary, judges and inner agents. The sum over the records equals the total in
+    the end record and the provider's total.
+    """
     async with Provider(work) as provider:
         loop = Loop(make_worker(provider.model()))
         end = await loop.drive()

@@ -1,4 +1,6 @@
-"""Citations where several features meet: structured answers, long results, several agents that were asked, corrections, a handoff, a kill."""
+"""Tests of citations in combination with structured answers, long results, several asked agents, corrections, a
+handoff and a kill.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ GIVEN = {"said": "The Rhine [1], not [7]", "km": [10, 20]}
 async def test_a_structured_answer_cites_in_its_texts_and_stays_the_value_that_it_is(
     is_first: bool, in_text: bool
 ) -> None:
-    """Its numbers are no citations; nothing is added to its text; its value is without citations of nothing, too."""
+    """Numbers in the value are not citations. Nothing is added to the text, and invalid citations are also removed
+    from the value.
+    """
     middleware: list[Middleware] = [References(in_text=in_text), StructuredAnswer(Lengths)]
     middleware = middleware if is_first else middleware[::-1]
     async with Provider(by_turn(use(("search", {})), use(("give_answer", {"answer": GIVEN})))) as provider:
@@ -114,11 +118,11 @@ async def test_a_disabled_tool_is_told_beside_a_structured_answer() -> None:
     assert end.metadata == {"structured": GIVEN, "disabled_tools": ["plot"]}
 
 
-# --- in what is read on
+# --- parts of long results
 
 
 async def test_what_is_read_on_cites_in_the_callers_numbers() -> None:
-    """A part of another agent's answer that was cut: its [2] is the caller's [3]."""
+    """The tool reads a further part of another agent's long answer. Its [2] is the caller's [3]."""
 
     def script(body: Body) -> Reply:
         results = results_of(body)
@@ -145,11 +149,11 @@ async def test_what_is_read_on_cites_in_the_callers_numbers() -> None:
     assert titles(whole.end.metadata) == [(4, "Field notes"), (3, "Map")]
 
 
-# --- of agents that were asked
+# --- citations of asked agents
 
 
 async def test_what_several_asked_agents_cite_is_one_numbering() -> None:
-    """Each cites its own [1]; the one who asked reads and cites [1] and [2], and its answer lists both."""
+    """Each agent cites its own [1]. The caller reads and cites [1] and [2], and its answer lists both."""
 
     def script(body: Body) -> Reply:
         results = results_of(body)
@@ -197,7 +201,7 @@ def test_a_number_that_another_answers_source_would_get_is_taken_out() -> None:
     assert merge_sources(given) == (["a, [1]", "b"], [{"n": 1, "id": "x"}])
 
 
-# --- over corrections, handoffs and kills
+# --- corrections, handoffs and kills
 
 
 def check(model: Model) -> Agent:
@@ -233,7 +237,7 @@ async def test_numbering_goes_on_over_a_handoff_a_correction_and_a_kill() -> Non
 
 
 async def test_one_source_of_an_odd_shape_does_not_cost_the_others() -> None:
-    """Else the text would cite numbers that are somebody else's here."""
+    """Otherwise, the text would cite numbers that mean other sources here."""
     odd = finds("search", {"n": 4, "title": ["a", "list"]}, {"n": 5, **ELBE}, 7, None, content="Elbe [5], odd [4].")
     async with Provider(by_turn(use(("archive", {})), use(("search", {})), "Elbe [2].")) as provider:
         agent = Agent("bob", "", provider.model(), [finds("archive", NOTE), odd], middleware=[References()])
@@ -261,7 +265,9 @@ def test_json_cites_in_its_texts_alone(said: str, cited: list[int]) -> None:
 
 
 async def test_sources_with_long_texts_are_kept_and_passed_on_with_shorter_ones() -> None:
-    """A call has a quarter of a record for what stands beside its result; without its sources its text would cite somebody else's."""
+    """A call may store data of a quarter of a record next to its result. Without its sources, its text would cite
+    wrong sources.
+    """
     long = [{"id": f"d{it}", "title": f"Page {it}", "text": "word " * 1600} for it in range(20)]
     cited = " ".join(f"[{it}]" for it in range(1, 21))
 

@@ -1,4 +1,6 @@
-"""The context engine: what a provider is sent when a reaction grows, what the ledger keeps of it, and that a resumed reaction goes on alike."""
+"""Tests of the context engine: the requests as a reaction grows, the data in the ledger, and the same behavior after
+a resume.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def is_summing(body: dict[str, Any]) -> bool:
 
 
 class Script:
-    """A provider's replies in turn; what is to be summed up is answered with ``summary`` beside them."""
+    """Script that returns the provider's replies in turn. Requests for a summary are answered with ``summary``."""
 
     def __init__(self, replies: Sequence[Reply], summary: Reply | None = None) -> None:
         self._replies = iter(replies)
@@ -69,7 +71,7 @@ def ann(provider: Provider, *middleware: Middleware, tools: Sequence[Tool] = (lo
 async def ask(
     network: Network, script: Script, *middleware: Middleware, **options: Any
 ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """One question to an agent; gives its answer, the provider's requests, and the reaction's records."""
+    """Ask an agent a question. Return its answer, the provider's requests, and the reaction's records."""
     heard = Heard()
     async with Provider(script) as provider:
         mia = await Person.join(network, "mia")
@@ -105,10 +107,10 @@ async def test_tool_summaries_take_the_place_of_the_oldest_results_until_it_fits
     _, requests, records = await ask(network, script, engine)
     read = results(requests[-1])
     assert read[0] == "[summary of 1007 characters] page 1 says x"
-    assert [len(it) for it in read[2:]] == [1007, 1007, 1007]  # no more than it takes
+    assert [len(it) for it in read[2:]] == [1007, 1007, 1007]  # only as many as necessary
     assert len(read) == 5
     kept = [it["body"]["content"] for it in records if it["kind"] == "tool_result"]
-    assert [len(it) for it in kept] == [1007] * 5  # the ledger has all of it
+    assert [len(it) for it in kept] == [1007] * 5  # the ledger has the full results
 
 
 async def test_the_first_layout_may_be_the_tools_summaries(network: Network) -> None:
@@ -169,7 +171,7 @@ async def test_the_oldest_turns_are_summed_up_once_and_kept_with_their_audience(
     notes = [it["body"] for it in records if it["kind"] == "note"]
     assert len(asked) == len(notes) >= 2
     assert '"result": "plain 1 ' in asked[0]["messages"][1]["content"]
-    assert "4711" in asked[1]["messages"][1]["content"]  # the earlier summary goes into the next one
+    assert "4711" in asked[1]["messages"][1]["content"]  # the next summary contains the earlier one
     trigger = next(it["body"]["trigger"] for it in records if it["kind"] == "started")
     assert notes[0]["value"]["audience"] == trigger
     prompt = requests[-1]["messages"][1]["content"]
@@ -177,7 +179,8 @@ async def test_the_oldest_turns_are_summed_up_once_and_kept_with_their_audience(
     assert "the code is 4711" in prompt
     assert max(size(it) for it in requests if not is_summing(it)) < 2600
     used = [it["body"]["reply"]["usage"] for it in records if it["kind"] == "model_reply"]
-    assert sum(it["prompt_tokens"] for it in used) > sum(size(it) for it in asked) * 0.5  # what it cost is counted
+    # the cost of summaries is counted
+    assert sum(it["prompt_tokens"] for it in used) > sum(size(it) for it in asked) * 0.5
 
 
 async def test_pairs_are_never_split(network: Network) -> None:
@@ -186,7 +189,7 @@ async def test_pairs_are_never_split(network: Network) -> None:
 
     script = Script([*(pair(page) for page in range(1, 7)), text("done")])
     answer, requests, _ = await ask(network, script, ContextEngine(2600, reserve_tokens=100, summary_tokens=100))
-    assert answer == "done"  # the provider refuses what does not pair
+    assert answer == "done"  # the provider refuses unpaired calls
     assert any(is_summing(it) for it in requests)
     for body in requests:
         asked = [it["id"] for message in body["messages"] for it in message.get("tool_calls") or ()]
@@ -224,7 +227,7 @@ async def test_a_resumed_reaction_does_not_ask_for_a_summary_again(network: Netw
     asked: list[dict[str, Any]] = []
 
     class Stop(Middleware):
-        """Hangs once there is a summary: the agent is stopped there."""
+        """Middleware that hangs after the summary, so that the agent is stopped there."""
 
         async def around_model(self, around: Any, request: Any, proceed: Any) -> Any:
             made = around.state.values.get("context.summary")
@@ -256,7 +259,7 @@ async def test_a_resumed_reaction_does_not_ask_for_a_summary_again(network: Netw
 
 
 async def test_the_providers_count_is_better_than_the_estimate(network: Network) -> None:
-    """A provider that counts three times as much as the estimate makes it shorten earlier."""
+    """A provider whose count is three times the estimate makes the engine shorten earlier."""
 
     def script(factor: float) -> Script:
         replies = iter([*(look_at(page) for page in range(1, 5)), text("done")])
@@ -411,7 +414,7 @@ async def test_what_a_data_policy_does_not_keep_is_in_no_note_either(network: Ne
     middleware = [engine, LongResults(1000), DataPolicy(results=["look"])]
     _, requests, records = await ask(network, script, *middleware, tools=[book(20_000), plain])
     assert any(is_summing(it) for it in requests)
-    assert any("000000100," in it for body in requests for it in results(body))  # the live model reads it all
+    assert any("000000100," in it for body in requests for it in results(body))  # the live model reads the full result
     notes = {it["body"]["name"]: it["body"] for it in records if it["kind"] == "note"}
     assert "context.summary" in notes
     assert len(notes) >= 2
@@ -447,7 +450,7 @@ async def test_a_file_says_all_of_it(network: Network, tmp_path: Path) -> None:
 
 
 async def prompt_of(network: Network, budget: PromptBudget, incoming: str, *, at_bob: bool = False) -> str:
-    """The prompt for a message, after ten messages in two threads each."""
+    """Return the prompt for a message, after ten messages in each of two threads."""
     async with Provider(lambda body: text("ok")) as provider:
         mia = await Person.join(network, "mia")
         ann_client = await network.join("ann")
@@ -476,7 +479,7 @@ async def test_the_incoming_thread_has_the_first_claim_to_the_prompts_budget(net
     assert "to ann 9" in direct
     assert direct.count("to ann ") == 6
     assert "<omitted>4 earlier messages omitted</omitted>" in direct
-    assert "in dev" not in prompt  # there was no room left
+    assert "in dev" not in prompt  # no room was left
 
 
 async def test_what_the_incoming_thread_leaves_is_for_the_others(network: Network) -> None:

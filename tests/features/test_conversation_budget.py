@@ -1,4 +1,4 @@
-"""The hub's budget of tokens for a conversation: all its agents stop within it, and prompts name the rest."""
+"""Tests of the hub's token budget for a conversation: all its agents stop within it, and prompts show the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a conversation a prompt shows, and how: filters, windows, templates of one's own, files and data."""
+"""Tests of the conversation in a prompt: filters, windows, custom templates, files and data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def prompt_of(body: Body) -> str:
 
 
 async def converse(chosen: MessageFilter, *, per_thread: int = 10) -> list[str]:
-    """The prompt of the agent's answer to mia, after others have talked in its channel and a broadcast was sent; the texts in it, in order."""
+    """Return the texts in the prompt of the agent's answer to mia, in order. Before, others have talked in its
+    channel, and a broadcast was sent.
+    """
     async with Provider(by_turn("Fine.")) as provider, Network.open() as network:
         policy = AgentPolicy(message_filter=chosen, per_thread=per_thread, prompt="full")
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), policy=policy, channels=["dev"])
@@ -65,7 +67,9 @@ async def converse(chosen: MessageFilter, *, per_thread: int = 10) -> list[str]:
     ],
 )  # fmt: skip
 async def test_message_filters_by_type_or_sender(chosen: dict[str, Any], shown: list[str]) -> None:
-    """The incoming message is shown in any case, and so is what the agent itself said unless it is of another kind."""
+    """The prompt always shows the incoming message, and the agent's own messages unless the filter excludes their
+    kind.
+    """
     assert await converse(MessageFilter(**chosen)) == [*shown, "second"]
 
 
@@ -80,7 +84,9 @@ async def test_window_per_thread() -> None:
 
 
 async def test_a_prompt_begins_as_the_one_before_until_its_window_is_cut(network: Network) -> None:
-    """Where it is cut depends on how many messages there are, and on nothing that a process keeps: it is another one from the 20th on."""
+    """The window is cut depending only on the number of messages, and not on state of a process. The prompt changes
+    at the 20th message.
+    """
     policy = AgentPolicy(per_thread=GrowingWindow(4, 12), prompt="full")
     mia = await Person.join(network, "mia")
     async with Provider(by_turn("Fine.")) as provider:
@@ -223,7 +229,7 @@ FILES = {
     ],
 )  # fmt: skip
 def test_files_and_structured_data_are_rendered_readably(content: Any, shown: str) -> None:
-    """In the prompt, in what arrives later, and on the terminal; the bytes of a file nowhere."""
+    """The prompt, later messages and the terminal show the same text. None of them shows the bytes of a file."""
     message = write(content)
     prompt = ConversationPrompt().render({}, "direct:bob~mia", message)
     assert f"<content>{shown}</content>" in prompt

@@ -1,4 +1,6 @@
-"""What is kept of an agent's work, what is blacked out, and what a resumed reaction makes of the gaps."""
+"""Tests of the data policy: the stored parts of an agent's work, redactions, and how a resumed reaction handles
+missing data.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ NOTHING = {"text": False, "calls": False, "results": False}
 
 
 async def keep(script: Any = SCRIPT, *tools: Tool, **policy: Any) -> tuple[Records, list[Body], str | None]:
-    """A whole reaction under a policy: its records, what the provider was sent, its answer."""
+    """Run a reaction under a data policy. Return its records, the provider's requests, and its answer."""
     async with Provider(script) as provider:
         loop = Loop(Agent("bob", "", provider.model(), tools or [look], middleware=[DataPolicy(**policy)]))
         end = await loop.drive()
@@ -157,7 +159,9 @@ async def test_an_agent_that_takes_over_has_its_own_policy() -> None:
 
 
 async def resume(script: Any, kill_after: int, *tools: Tool, **policy: Any) -> tuple[Loop, list[Body], str | None]:
-    """Kill after a record, resume: the loop, the requests since, the answer."""
+    """Kill the process after a record and resume the reaction. Return the loop, the requests after the kill, and the
+    answer.
+    """
     async with Provider(script) as provider:
         agent = Agent("bob", "", provider.model(), tools or [look], middleware=[DataPolicy(**policy)])
         loop = Loop(agent, Records(kill_after=kill_after))
@@ -170,7 +174,9 @@ async def resume(script: Any, kill_after: int, *tools: Tool, **policy: Any) -> t
 
 
 async def test_a_resumed_reaction_is_told_what_was_not_kept() -> None:
-    """Killed after the result (started, reply, intent, result): the second turn reads a sentence, not nothing."""
+    """The kill comes after the result (started, reply, intent, result). The second turn reads a sentence instead of
+    the result.
+    """
     _, requests, answer = await resume(SCRIPT, 4, **NOTHING)
     [told] = results_of(requests[0])
     assert told == "[This agent's data policy did not keep the result of look. If you still need it, get it again.]"
@@ -233,7 +239,9 @@ async def test_an_answer_that_cannot_be_asked_for_again_is_not_made_up() -> None
 
 
 async def test_results_that_were_not_kept_are_not_taken_for_the_same() -> None:
-    """Three calls without arguments, whose results read alike when resumed, do not make a fourth one the same again."""
+    """Three calls without arguments have equal results after a resume. A fourth call is still not refused as a
+    repeat.
+    """
     count = iter(range(100))
     tick = tool(name="tick", idempotent=True)(lambda: f"tick {next(count)}")
     script = by_turn(*[use(("tick", {}))] * 4, "Done.")
@@ -241,7 +249,7 @@ async def test_results_that_were_not_kept_are_not_taken_for_the_same() -> None:
     assert results_of(requests[-1])[-1].startswith("tick ")
 
 
-# --- over a real hub, and by a file
+# --- with a real hub, and from a file
 
 
 async def test_nothing_of_it_is_in_the_ledger_but_the_answer_that_was_sent() -> None:

@@ -1,4 +1,6 @@
-"""An operator's pattern on a stranger's text that it would never be done with ends the call, and the agent goes on."""
+"""Tests of regular expressions of operators that would never end on a stranger's text: the call ends, and the agent
+continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Evaluations of the final answer and what is added to it: which checks are made, what becomes of what they find, and what a broken one does."""
+"""Tests of evaluations and postprocessors of the final answer: the checks that run, the effects of their findings,
+and broken checks.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def is_judge(body: Body) -> bool:
 
 
 class Writer:
-    """A model that uses one tool, and then gives its answers, one after the other; as a judge it finds fault with what is not 1,233 km."""
+    """A model that uses one tool and then gives its answers one after the other. As a judge, it rejects every answer
+    without 1,233 km.
+    """
 
     def __init__(self, used: str, *answers: str, judge: Reply | None = None) -> None:
         self._used = used
@@ -86,7 +90,9 @@ async def test_evaluations_of_the_final_answer_are_chosen_by_the_tools_used() ->
 
 
 async def test_a_failed_grounding_check_corrects_and_the_answer_is_written_again() -> None:
-    """The judge gets results and answer as JSON; the model what is wrong; the person only the good answer, and what it cost in all."""
+    """The judge gets results and answer as JSON, and the model gets the finding. The person gets only the good
+    answer, and the total cost.
+    """
     async with Provider(Writer("search", "It is 900 km long.", "It is 1,233 km long.")) as provider:
         loop = Loop(grounded(provider.model()))
         end = await loop.drive()
@@ -105,7 +111,7 @@ async def test_a_failed_grounding_check_corrects_and_the_answer_is_written_again
 
 
 async def test_corrections_are_bounded_and_noted_when_no_retry_is_left() -> None:
-    """In the record, in the event, and in the message that the person gets."""
+    """The record, the event and the person's message contain the note."""
     async with Provider(Writer("search", "It is 900 km long.")) as provider:
         loop = Loop(grounded(provider.model(), max_corrections=1))
         end = await loop.drive()
@@ -158,7 +164,7 @@ async def test_a_check_that_cannot_be_made_holds_up_no_answer_and_is_noted(
     assert review["notes"][0].startswith("grounding: could not be made (ModelError: ")
     assert review["is_accepted"] is True
     [told] = [it for it in caplog.records if it.msg == "check not made"]
-    assert not told.exc_info  # what a model replies is no fault of code
+    assert not told.exc_info  # a model's reply is not a fault of code
     assert vars(told)["error"].startswith("ModelError: ")
 
 
@@ -189,7 +195,9 @@ async def test_a_check_that_hangs_is_noted_too() -> None:
 
 
 def answered(records: Records) -> int:
-    """A review stands for the judge's request, an accepted one for that of the follow-up questions as well."""
+    """Return the number of requests that the records replace. A review stands for one judge request, and an accepted
+    review also for the follow-up questions.
+    """
     reviews = records.bodies("review")
     return len(records.bodies("model_reply")) + len(reviews) + sum(it["is_accepted"] for it in reviews)
 
@@ -210,7 +218,7 @@ async def test_evaluations_and_postprocessors_are_not_asked_again_after_a_kill()
 
 
 async def test_postprocessors_follow_an_answer_that_passed() -> None:
-    """In order; follow-up questions are metadata of the message, and `chat` shows them."""
+    """Postprocessors run in order. Follow-up questions are metadata of the message, and `chat` shows them."""
 
     def sign(answer: str, around: Around) -> str:
         return f"{answer} (bob)"
@@ -280,7 +288,7 @@ async def test_follow_up_questions_are_for_people() -> None:
 
 
 async def test_a_tool_that_was_called_and_is_disabled_was_not_used() -> None:
-    """Its checks are not made: there is nothing to hold the answer against."""
+    """The checks for that tool are skipped, because there are no results to compare the answer with."""
 
     @tool(idempotent=True, should_use=lambda context: False)
     def search() -> str:

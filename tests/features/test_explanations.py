@@ -1,4 +1,6 @@
-"""What a node answers about runs: the command line's explanations, under the caller's rights, with times and prices."""
+"""Tests of a node's explanations of runs: they equal those of the command line, respect the caller's rights, and
+include times and prices.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ PRICES = Prices({"scripted": Price(input=Decimal(2), output=Decimal(4))})
 
 
 def test_answers_have_the_shape_that_the_page_draws() -> None:
-    """On a change of the shape run: python -m tests.support.explained"""
+    """After a change of the format, run: python -m tests.support.explained"""
     assert make_answers() == json.loads(PATH.read_text(encoding="utf-8"))
 
 
@@ -53,7 +55,7 @@ async def wait_for_ever() -> str:
 
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    """A run with all kinds of work, a reaction that waits for a person, and one whose process died in a tool."""
+    """A run with all kinds of work, a reaction that waits for a person, and a reaction whose process died in a tool."""
     async with refund(tmp_path / "team.db") as scene:
         scene.network.hub.view.run_reader = NodeRunReader(PRICES)
         payer = make_runner("payer", by_turn(call("pay", to="ann", amount=7)), tools=[pay])
@@ -83,7 +85,7 @@ async def read_last_records(source: LiveSource, seq: int) -> list[Any]:
 
 
 def drop_steps(step: dict[str, Any]) -> dict[str, Any]:
-    """An explained message as the command line has it: without times and prompt messages."""
+    """Return an explained message in the command line's format, without times and prompt messages."""
     value = {name: step[name] for name in ("message", "reaction") if name in step}
     if "reaction" in value:
         value["reaction"] = {name: it for name, it in value["reaction"].items() if name != "steps"}
@@ -92,7 +94,7 @@ def drop_steps(step: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("caller", ["boss", "mia", "desk", "finance"])
 async def test_explanations_are_those_of_the_command_line(run: Run, caller: str) -> None:
-    """For each message, by each of those who look, as far as they may."""
+    """The comparison covers each message and each caller, within the caller's rights."""
     boss = LiveSource(await run.network.join("boss", kind="human"))
     seqs = [message.seq async for message in boss.all_messages(0)]
     kind: Any = "agent" if caller in ("desk", "finance") else "human"
@@ -150,7 +152,7 @@ async def test_others_costs_are_for_operators(run: Run) -> None:
 
 
 async def test_steps_say_when_a_reaction_did_what(run: Run) -> None:
-    """Each step lies within its reaction, and what is under way has no end."""
+    """Each step lies within its reaction, and a running step has no end."""
     boss = await run.network.join("boss", kind="human")
     steps = (await boss.call("network.explain", {"seq": run.seq(LAST)}))["steps"]
     explained = steps[0]["reaction"]
@@ -261,7 +263,7 @@ class CountingPermit:
 async def test_an_explanation_reads_the_messages_of_a_prompt_without_walking_to_their_root(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By ``network.why`` each message of a prompt would cost its whole chain."""
+    """With ``network.why``, each message of a prompt would cost a walk along its whole chain."""
     async with Network.open() as network:
         ann, seqs = await write_chain(network, 60)
         await start_reaction(ann, seqs[-1], manifest=seqs)
@@ -292,7 +294,7 @@ async def test_messages_that_a_record_names_wrongly_break_no_explanation() -> No
 
 
 async def test_the_messages_of_a_prompt_are_bounded_by_the_size_of_a_result() -> None:
-    """Anybody can write a record that names a thousand large messages: they must not fill the node's memory."""
+    """Any participant can write a record that names a thousand large messages. These must not fill the node's memory."""
     async with Network.open(limits=Limits(max_result_bytes=65_536)) as network:
         ann, seqs = await write_chain(network, 8, "x" * 20_000)
         await start_reaction(ann, seqs[-1], manifest=seqs)
@@ -312,7 +314,7 @@ async def test_what_effects_read_is_bounded() -> None:
 
 
 async def test_an_explanation_takes_turns_with_other_reads() -> None:
-    """It is many reads: others must come in between, and it ends with its session."""
+    """An explanation consists of many reads. Other reads must run in between, and it ends together with its session."""
     place = CountingPermit()
     async with Network.open() as network:
         _, seqs = await write_chain(network, 3)
@@ -325,7 +327,7 @@ async def test_an_explanation_takes_turns_with_other_reads() -> None:
 
 
 async def write_rows(client: Any) -> dict[str, Any]:
-    """The rows of the page that a caller exports."""
+    """Return the rows of the page that a caller exports."""
     page = await write_page(LiveSource(client), Part(), now_s=1.0, nonce="n")
     [packed] = re.findall(r'id="recording">([^<]*)<', page)
     rows: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
@@ -337,7 +339,7 @@ def without(value: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def drop_prices(work: dict[str, Any]) -> dict[str, Any]:
-    """An exported page has the prices of the process that writes it."""
+    """Remove prices, because an exported page uses the prices of the process that writes it."""
     return {**work, "steps": [without(step, "usd") for step in work["steps"]]}
 
 

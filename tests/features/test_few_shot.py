@@ -1,4 +1,4 @@
-"""Examples for the models that need them."""
+"""Tests of few-shot examples for the models that need them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SHOWN = [
 
 
 def tidy(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without the fields that are empty."""
+    """Return messages without their empty fields."""
     return [{name: value for name, value in it.items() if value or name == "content"} for it in messages]
 
 
@@ -103,7 +103,9 @@ async def test_examples_stand_in_an_agents_file() -> None:
 async def test_what_belongs_to_the_prompt_goes_to_the_prompt_and_not_to_an_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Images of the incoming message, and what stands after the conversation."""
+    """Images of the incoming message, and the text after the conversation, belong to the prompt and not to an
+    example.
+    """
     pixel = "data:image/png;base64,iVBORw0KGgo="
     monkeypatch.setattr(
         loops, "TRIGGER", loops.TRIGGER.model_copy(update={"content": {"text": "?", "images": [pixel]}})
@@ -124,7 +126,7 @@ async def test_what_belongs_to_the_prompt_goes_to_the_prompt_and_not_to_an_examp
 
 @pytest.mark.parametrize("prompt", ["<conversation></conversation>", "Look at the cat."])
 async def test_a_scripted_model_does_not_take_examples_for_its_own_turns(prompt: str) -> None:
-    """Nor their calls for its own; what it reads is the message, not the example's."""
+    """A scripted model also ignores the calls in examples, and reads the real message."""
     seen: list[tuple[int, str, list[str]]] = []
 
     def script(request: ModelRequest) -> Action:

@@ -1,4 +1,4 @@
-"""Forced tools: what the first turn has to call, asked for one by one and made one reply."""
+"""Tests of forced tools, which the first turn must call: one request per tool, merged into one reply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEARCH, ARCHIVE = make("search"), make("archive")
 
 
 def script(body: Body) -> Reply:
-    """Calls the tool that it must, and answers when it need not call any."""
+    """Model script that calls the required tool, or else answers."""
     choice = body.get("tool_choice", "auto")
     if isinstance(choice, dict):
         name = choice["function"]["name"]
@@ -54,7 +54,9 @@ def make_agent(model: Model) -> Agent:
 
 
 async def test_forced_tools_on_the_first_turn_only() -> None:
-    """One model call per forced tool, made one reply: calls, texts and results in order, usage added up, and recorded once."""
+    """Each forced tool is one model request. The merged reply has the calls, texts and results in order and the total
+    usage, and is recorded once.
+    """
     async with Provider(script) as provider:
         loop = Loop(make_agent(provider.model()))
         end = await loop.drive()
@@ -91,7 +93,7 @@ async def test_who_is_handed_the_conversation_has_its_forced_tools_in_its_own_fi
     assert end.answer == "Twice a day."
     if returns == "to_person":
         assert sorted(choices) == [(1, "auto"), (2, "archive"), (2, "search"), (3, "auto")]
-    else:  # bob has had his first turn when he has it back
+    else:  # bob has already had his first turn
         own, others = [(1, "search"), (2, "auto")], [(3, "archive"), (3, "search"), (4, "auto")]
         assert sorted(choices) == [*own, *others, (5, "auto")]
 
@@ -99,7 +101,7 @@ async def test_who_is_handed_the_conversation_has_its_forced_tools_in_its_own_fi
 async def test_forced_tools_are_asked_for_again_only_if_their_reply_was_not_recorded() -> None:
     def answered(records: Records) -> int:
         replies = len(records.bodies("model_reply"))
-        return replies + 1 if replies else 0  # the first stands for two requests
+        return replies + 1 if replies else 0  # the first reply stands for two requests
 
     async with Provider(script) as provider:
         whole = await survives_kills(provider, make_agent, answered=answered)
@@ -180,7 +182,7 @@ def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
 
 
 async def test_a_forced_tool_of_a_registry_may_be_disabled_and_counts_in_the_limits() -> None:
-    """Both are called in the first turn, whatever the limit of calls; the person is told of the disabled one."""
+    """The first turn calls both tools despite the limit of calls. The person is notified of the disabled one."""
 
     @tool(idempotent=True, should_use=lambda context: False)
     def plot(topic: str) -> str:
@@ -193,7 +195,7 @@ async def test_a_forced_tool_of_a_registry_may_be_disabled_and_counts_in_the_lim
         end = await Loop(agent).drive()
     assert end.answer == "Twice a day.\n\n(plot is not enabled here, so it was not used.)"
     assert results_of(provider.requests[-1]) == ["Not run: plot is not enabled here.", "search knows tides"]
-    assert tools_of(provider.requests[-1]) == []  # the limit of calls is reached, by the one that was run
+    assert tools_of(provider.requests[-1]) == []  # the call that ran has reached the limit
     assert end.tool_calls == 1
 
 

@@ -1,4 +1,6 @@
-"""Context fragments: gathered by tools, ranked, shown before the next turn, and cited like references."""
+"""Tests of context fragments, which tools gather: they are ranked, shown before the next turn, and cited like
+references.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def last_of(body: Body) -> str:
 
 
 async def test_fragments_gathered_by_tools_are_ranked_and_shown_in_the_next_turns_instructions() -> None:
-    """The best of all turns, in the trailing message only; the result itself stays short."""
+    """The best fragments of all turns are only in the trailing message. The result itself stays short."""
     async with Provider(SCRIPT) as provider:
         await Loop(make_agent(provider.model())).drive()
     first, second, third = provider.requests

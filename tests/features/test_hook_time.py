@@ -1,4 +1,6 @@
-"""A hook of middleware that hangs ends what it is around; what it awaits of the run does not count as its time."""
+"""Tests of middleware hooks that hang: the surrounded operation ends, and time that a hook spends waiting for the run
+does not count.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool", "revie
 
 
 class Hanging(Middleware):
-    """Hangs in one hook, once."""
+    """Middleware that hangs once, in one hook."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -80,7 +82,7 @@ async def script(request: ModelRequest) -> Any:
 
 
 async def _ask_twice(hanging: Hanging) -> tuple[str, dict[str, Any], str]:
-    """The first answer, how its reaction ended, and the second answer."""
+    """Return the first answer, the end of its reaction, and the second answer."""
     heard = Heard()
     policy = AgentPolicy(hook_timeout_s=LIMIT_S)
     runner = make_runner("bob", script, tools=[look], middleware=[hanging], policy=policy, on_event=heard)
@@ -95,7 +97,7 @@ async def _ask_twice(hanging: Hanging) -> tuple[str, dict[str, Any], str]:
 
 @pytest.mark.parametrize("place", HOOKS)
 def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: str) -> None:
-    """In virtual time: what a loaded machine takes would be the time of hooks that do not hang."""
+    """The test uses simulated time, because a loaded machine would slow down hooks that do not hang."""
     told, finished, second = run(_ask_twice(Hanging(place)), SimulationLoop())
     assert second == "a cat"
     why = f"Hanging.{place} took longer than 0.05 s by itself (hook_timeout_s)."
@@ -108,12 +110,12 @@ def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: 
 
 
 def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
-    """A slow tool, a slow model that it asks itself, and a slow hub. In virtual time."""
+    """A hook waits for a slow tool, for a slow model that it asks itself, and for a slow hub, in simulated time."""
     limit_s, slow_s = 0.4, 0.6
 
     class Slow(Hanging):
         async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
-            other = asyncio.ensure_future(around.complete(around.model, request))  # both at once
+            other = asyncio.ensure_future(around.complete(around.model, request))  # both run at the same time
             reply: ModelReply = await proceed(request)
             await other
             return reply
@@ -162,7 +164,7 @@ def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
 
 
 def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
-    """In virtual time: what a loaded machine takes meanwhile would be the hook's own."""
+    """In simulated time, because the delays of a loaded machine would count as the hook's own time."""
 
     async def proceed() -> None:
         await asyncio.sleep(LONG_S)
@@ -202,7 +204,7 @@ async def test_a_hooks_own_timeout_and_a_cancellation_stay_what_they_are() -> No
 
 
 def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
-    """In virtual time, as above."""
+    """In simulated time, as above."""
     left: list[asyncio.Task[None]] = []
 
     async def leave(go_on: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""`keep_results`: a later message's model reads what a tool said for an earlier one in the same thread."""
+"""Tests of `keep_results`: for a later message in the same thread, the model reads earlier tool results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spy() -> str:
 
 
 async def prompts_of(middleware: list[Any], *texts: str, second: str = "bob") -> list[str]:
-    """All that the model is shown in the first turn for each message."""
+    """Return the full text of the first request for each message."""
     shown: list[str] = []
 
     def script(request: ModelRequest) -> Any:

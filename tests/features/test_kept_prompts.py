@@ -1,4 +1,4 @@
-"""`keep: {prompt: true}`: the exact prompt is recorded, within bounds and by the data policy, and shown."""
+"""Tests of `keep: {prompt: true}`: the exact prompt is recorded within bounds and by the data policy, and is shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_agent(folder: Path, base_url: str, more: str) -> Path:
 
 
 async def talk(network: Network, file: Path) -> tuple[Person, int, list[dict[str, Any]]]:
-    """Ask the agent once; gives the seq of the answer and the records of its reaction."""
+    """Ask the agent once. Return the seq of the answer and the records of its reaction."""
     [spec] = load_agents(file)
     heard = Heard()
     mia = await Person.join(network, "mia")

@@ -1,4 +1,6 @@
-"""The tools of agents that lead others, in virtual time: `gather` with quorum and deadline, `wait_until_quiet`."""
+"""Tests of the tools of agents that lead others, in simulated time: `gather` with quorum and deadline,
+`wait_until_quiet`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ WORKERS: dict[str, Script] = {
 
 
 def lead(*first: Action) -> Script:
-    """A lead that makes one call, and tells the person its result."""
+    """Return a script for a lead that makes one call and sends its result to the person."""
 
     def script(request: ModelRequest) -> Answer:
         view = read_prompt(request)
@@ -72,7 +74,9 @@ async def start(simulation: Simulation, *first: Action) -> Any:
 
 
 def run_gather(**options: Any) -> tuple[str, float, list[str]]:
-    """Let the lead gather. Return what it told the person, after how many seconds, and all texts that it received."""
+    """Let the lead gather. Return its message to the person, the seconds that it took, and all texts that it
+    received.
+    """
 
     async def main(simulation: Simulation) -> tuple[str, float, list[str]]:
         mia = await start(simulation, call("gather", agent_ids=[*WORKERS], text="How many?", schema=SCHEMA, **options))

@@ -171,7 +171,8 @@ async def test_worker_reads_no_task_of_a_conversation_at_the_same_time(network: 
     await mia.client.call("channels.create", {"name": "yard"})
     ann, bob = make("ann", [], script, channels=["yard"]), make("bob", requests, lambda request: "Made.")
     async with running(network, ann, bob):
-        # Both conversations begin before the first task, so each task follows the begin of the other conversation.
+        # Both conversations begin before the first task, so each task is newer than the beginning of the other
+        # conversation.
         await mia.client.post("yard", "@ann apples")
         await mia.client.send_text("ann", "pears")
         await mia.hear()

@@ -1,4 +1,6 @@
-"""What the loop itself does of what other orchestrators promise: its ends, its limits, its schemas; over a hub and the real SDK."""
+"""Tests of the agent loop's behavior that other orchestrators promise too: its ends, limits and schemas, with a hub
+and the real SDK.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def look() -> str:
 
 
 async def test_last_turn_without_tools() -> None:
-    """A model that never stops calling is asked for its answer in the end; what it calls then is not run."""
+    """A model that never stops calling tools must answer at the end. Its calls in the last turn do not run."""
     async with Provider(by_turn(use(("look", {})), use(("look", {}), text="It was seen."))) as provider:
         end = await Loop(Agent("bob", "", provider.model(), [look], AgentPolicy(max_turns=2))).drive()
     assert [tools_of(body) for body in provider.requests] == [["look"], []]
@@ -36,7 +38,7 @@ async def test_last_turn_without_tools() -> None:
 
 
 async def test_warning_on_an_empty_reply() -> None:
-    """The model is told and asked again; if it stays silent, the person reads that there is no answer, and why."""
+    """The model is asked again. If it stays silent, the person gets a message that says so and gives the reason."""
     replies = {1: [empty(), text("Here I am.")], 2: [empty()] * 3}
     for expected, script in (
         ("Here I am.", replies[1]),
@@ -77,7 +79,7 @@ EXITS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("how", EXITS)
 async def test_completion_is_marked_at_every_exit_and_pollable_by_others(how: str) -> None:
-    """By an agent that may read the message and is nobody's operator."""
+    """The poller is an agent that may read the message, but is not an operator."""
     script, status = EXITS[how]
     async with Provider(script) as provider, Network.open() as network:
         policy = AgentPolicy(max_turns=2)
@@ -114,7 +116,9 @@ class Period(BaseModel):
 
 
 async def test_tool_schemas_come_from_typed_functions() -> None:
-    """Types, bounds, choices and descriptions of a function reach the provider as JSON Schema, and wrong arguments never reach the function."""
+    """The provider gets types, bounds, choices and descriptions of a function as JSON Schema. Wrong arguments never
+    reach the function.
+    """
     seen: list[Any] = []
 
     @tool(idempotent=True)

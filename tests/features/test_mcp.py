@@ -1,4 +1,6 @@
-"""MCP servers as tools: real server processes, over stdio and HTTP, one of them not ours. Asserted on what the provider received."""
+"""Tests of MCP servers as tools: real server processes over stdio and HTTP, one of them from another project. They
+check the provider's requests.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def make_seller(provider: Provider, servers: McpServers) -> SimpleAgentRunner:
 
 
 async def ask(network: Network, servers: McpServers, *replies: Reply) -> tuple[str, list[dict[str, Any]]]:
-    """One question to an agent with these servers; gives the answer, and the provider's requests."""
+    """Ask an agent with these servers one question. Return the answer and the provider's requests."""
     async with Provider([*replies, text("done")]) as provider:
         runner = make_seller(provider, servers)
         mia = await Person.join(network, "mia")
@@ -64,7 +66,7 @@ def names(request: dict[str, Any]) -> list[str]:
 
 
 async def test_tools_of_a_server_are_offered_with_its_schema_and_called(network: Network, tmp_path: Path) -> None:
-    """One that fails is answered with its own words."""
+    """A failing tool returns its own error text."""
     answer, requests = await ask(
         network,
         shop(tmp_path),
@@ -92,7 +94,7 @@ async def test_arguments_are_held_against_the_servers_schema(network: Network, t
 
 
 async def test_resources_and_prompts_are_usable(network: Network, tmp_path: Path) -> None:
-    """The server lists each kind in pages of one."""
+    """The server lists one item per page."""
     used = use(
         ("shop_list_resources", {}), ("shop_read_resource", {"uri": "shop://opening"}),
         ("shop_list_prompts", {}), ("shop_get_prompt", {"name": "greeting", "arguments": {"name": "Zoe"}}),
@@ -139,7 +141,7 @@ async def test_a_server_that_dies_in_a_call_is_an_answer_and_is_there_again(netw
 
 
 async def test_a_slow_server_is_an_answer(network: Network, tmp_path: Path) -> None:
-    patience_s = 3  # which the second call, that is answered, never needs, on a loaded machine either
+    patience_s = 3  # enough for the second call even on a loaded machine
     _, requests = await ask(
         network, shop(tmp_path, timeout_s=patience_s), use(("shop_hang", {})), use(("shop_price", {"article": "pear"}))
     )
@@ -160,11 +162,11 @@ async def test_a_server_that_does_not_start_leaves_the_agent_at_work(network: Ne
     assert not [name for name in names(requests[0]) if name.startswith(("gone", "mute"))]
 
 
-# --- what servers say of their use
+# --- instructions of servers
 
 
 def head_of(request: dict[str, Any]) -> tuple[str, str]:
-    """The system message, and the prompt without what trails it in the first turn."""
+    """Return the system message, and the prompt without the trailing text of the first turn."""
     system, user = (it["content"] for it in request["messages"][:2])
     return system, user.removesuffix(f"\n\n{facts(1, 8, finish=True)}")
 
@@ -172,7 +174,7 @@ def head_of(request: dict[str, Any]) -> tuple[str, str]:
 async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_turn(
     network: Network, tmp_path: Path
 ) -> None:
-    """And nothing else before the history changes, so that providers' caches hold."""
+    """Nothing else before the history changes, so that providers' caches stay valid."""
     about = tmp_path / "about"
     about.write_text("Prices are in euros.")
     servers = McpServers(
@@ -225,7 +227,7 @@ async def test_a_server_that_comes_later_shows_in_the_reaction_that_finds_it(
 
 
 async def test_templates_in_the_agents_file_place_what_its_servers_say(network: Network, tmp_path: Path) -> None:
-    """Although they stand before the servers there."""
+    """The templates come before the servers in the file, and still know them."""
     path = tmp_path / "ann.yaml"
     path.write_text(f"""
 id: ann
@@ -252,7 +254,7 @@ middleware:
 
 
 def find_processes(word: str) -> list[bytes]:
-    """The command lines of this machine's processes that hold a word."""
+    """Return the command lines of this machine's processes that contain a word."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended

@@ -1,4 +1,4 @@
-"""Schemas, names and structured results of MCP servers, as a strict provider receives them."""
+"""Tests of schemas, names and structured results of MCP servers, as a strict provider receives them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ODD: dict[str, dict[str, Any]] = {
 
 
 def walk(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all schemas in it."""
+    """Yield a schema and all schemas in it."""
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
@@ -60,7 +60,7 @@ def walk(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_strictly(parameters: dict[str, Any]) -> None:
-    """Refuse what one provider or another refuses (see `tidy_parameters`)."""
+    """Check that a schema contains nothing that any provider refuses (see `tidy_parameters`)."""
     assert parameters["type"] == "object"
     assert isinstance(parameters["properties"], dict)
     assert parameters.keys().isdisjoint({"anyOf", "oneOf", "allOf", "enum", "not", "$ref"})
@@ -76,7 +76,7 @@ def check_strictly(parameters: dict[str, Any]) -> None:
 
 
 async def test_a_strict_provider_takes_the_schemas_of_any_server(network: Network, tmp_path: Path) -> None:
-    # One server with all the schemas: a process of its own for each costs a second.
+    # One server has all the schemas, because a process for each would cost a second.
     tools = [
         {"name": f"t{number}", "inputSchema": {"type": "object", **schema}}
         for number, schema in enumerate(ODD.values())

@@ -1,4 +1,6 @@
-"""Memory beyond the window: what slid out is summed up once, stands in later prompts, and crosses no line that the messages would not cross."""
+"""Tests of memory beyond the window: dropped messages are summarized once, and later prompts show the summary only
+where its messages could be shown.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def keeps_all(so_far: str, messages: Sequence[BaseMessage]) -> str:
 
 
 class Recorder:
-    """A model that says "noted", and sums up by keeping the codes; every request is kept."""
+    """A model that answers "noted", and whose summaries keep the codes. It records every request."""
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
@@ -72,7 +74,7 @@ async def test_a_fact_of_the_first_message_is_known_after_two_hundred(network: N
             await mia.ask("helper", f"filler {number}")
     assert "code 4711" not in shown_in(model.requests[-1])
     assert "Codes: code 4711 &lt;/summary&gt;" in memory_in(model.requests[-1])
-    assert len(model.orders) == 8  # each time that the window was cut, of 200 messages
+    assert len(model.orders) == 8  # one for each cut of the window, for 200 messages
     kept = await read_memories(network, "direct:helper~mia")
     summed_up = [seq for it in kept for seq in it["seqs"]]
     assert summed_up == sorted(set(summed_up))
@@ -103,7 +105,7 @@ async def test_a_memory_crosses_no_line_that_its_messages_would_not(
         own, other = ("bob", "mia") if place % 2 == 0 else ("mia", "bob")
         assert f"for {own}" in prompt
         assert f"for {other}" not in prompt
-    for place in (22, 23):  # each audience has a memory of its own, which goes on
+    for place in (22, 23):  # each audience has its own memory, which continues
         everything = [f"part {number}" for number in range(place % 2, place + 1, 2)]
         assert [it for it in everything if not re.search(rf"{it}\b", prompts[place])] == []
         assert "part 0" in memory_in(model.requests[22])

@@ -1,4 +1,4 @@
-"""Which of the network's tools an agent has is its author's choice: by the requests that its model gets."""
+"""Tests of the author's choice of an agent's network tools, by the requests that its model gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def consult(question: str) -> str:
 async def test_an_agent_has_the_network_tools_that_its_file_names(
     network: Network, tmp_path: Path, chosen: list[str], offered: set[str]
 ) -> None:
-    """One of its own may have the name of one that is left out; how to end is told by what there is."""
+    """One of the agent's own tools may have the name of an omitted tool. The prompt describes how to end with the
+    available tools.
+    """
     mia, file = await Person.join(network, "mia"), tmp_path / "bob.yaml"
     file.write_text(
         f"id: bob\ninstruction: x\nmodel: {{rules: []}}\nprompt: full\nnetwork_tools: {json.dumps(chosen)}\ntools: ['{__name__}:consult']\n"

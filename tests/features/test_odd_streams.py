@@ -1,4 +1,6 @@
-"""Tools that stream what nobody expected: other types, more after the result, an error after it, no end, thousands of pieces."""
+"""Tests of unusual tool streams: other types, values after the result, errors after the result, no end, and thousands
+of pieces.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.support.loops import Loop, by_turn, results_of, use
 
 
 async def run(made: Tool, **limits: Any) -> tuple[str, Loop]:
-    """The result as the model reads it."""
+    """Return the result that the model reads, and the loop."""
     async with Provider(by_turn(use((made.name, {})), "done")) as provider:
         loop = Loop(Agent("bob", "", provider.model(), [made], AgentPolicy(**limits)))
         async with asyncio.timeout(10):
@@ -151,7 +153,7 @@ async def test_threads_that_report_after_the_end_are_not_heard() -> None:
 
     _, loop = await run(work)
     heard = [it for it in loop.events if isinstance(it, Progress | ToolOutput)]
-    assert len(heard) == 801  # the last one says that it is over
+    assert len(heard) == 801  # the last one reports the end
     is_over.set()
     await asyncio.to_thread(told.wait)
     await asyncio.sleep(0)
@@ -160,7 +162,7 @@ async def test_threads_that_report_after_the_end_are_not_heard() -> None:
 
 @pytest.mark.parametrize("given", [5, None, {"a": 1}])
 async def test_what_is_reported_may_be_anything(given: Any) -> None:
-    """Of a thread too, where an error would be seen by nobody."""
+    """Reports may also come from a thread, where an error would go unnoticed."""
 
     @tool(idempotent=True)
     def work(context: ToolContext) -> str:

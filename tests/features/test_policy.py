@@ -1,4 +1,6 @@
-"""The policy of an agent: each callable over a fake provider, and killed after each record, since a resumed reaction asks it again."""
+"""Tests of an agent's policy: each function runs with a fake provider and is killed after each record, because a
+resumed reaction calls it again.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ OFTEN = [use(("look", {"at": name})) for name in "abcdefgh"]
 
 
 async def run(script: Any, *tools: Tool, **policy: Any) -> Whole:
-    """A reaction with this policy, killed after each record too."""
+    """Run a reaction with this policy, also killed after each record."""
     tools = tools or (look, note)
     async with Provider(script) as provider:
         return await survives_kills(provider, lambda model: Agent("bob", "Help.", model, tools, AgentPolicy(**policy)))
@@ -79,7 +81,7 @@ async def test_should_continue_false_makes_the_turn_the_last_one() -> None:
 
 
 async def test_plain_functions_are_middleware_by_the_names_of_their_hooks() -> None:
-    """They are asked as those of a policy are, and as methods are; one that is no hook is refused."""
+    """The functions are called like those of a policy and like methods. A name that is not a hook is refused."""
 
     async def review(around: Around, answer: str) -> str:
         return f"{answer} ({around.agent.id})"
@@ -106,7 +108,7 @@ async def test_a_turn_without_tools_is_one_that_should_send_none() -> None:
 
 
 async def test_choose_model_takes_a_cheaper_one_after_retries() -> None:
-    """The retries are counted by another callable, in the state's values, as a supervisor's are that has to call a tool."""
+    """Another function counts the retries in the state's values, like that of a supervisor that must call a tool."""
 
     def retry(state: TurnState, reason: str) -> str | None:
         retries = int(str(state.values["retries"]))
@@ -260,7 +262,7 @@ async def test_after_tool_rewrites_the_result_that_the_model_reads() -> None:
 
 
 async def test_after_tool_rewrites_the_messages_before_the_turn() -> None:
-    """As for retrieval: what was found goes into the person's message, and the result shrinks to a word."""
+    """A retrieval example: the found text goes into the person's message, and the result becomes one word."""
 
     def insert(state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool:
         asked = str(getattr(state.history[1], "content", ""))
@@ -290,7 +292,7 @@ async def test_whatever_after_tool_leaves_of_the_messages_a_provider_takes_it(me
 
 
 def test_a_prompt_that_is_shortened_takes_the_place_of_no_turn() -> None:
-    """A hook left the prompt out, and then the model finds the rest too long."""
+    """A hook removed the prompt, and then the model finds the rest too long."""
     reply = ModelReply(None, (ToolCall("c1", "look", "{}"),))
     agent = Agent(
         "bob", "", make_runner("bob", lambda request: "x").model, [look],
@@ -350,7 +352,7 @@ async def test_initial_state_is_there_for_every_hook_and_again_after_a_kill() ->
     assert results_of(whole.requests[-1]) == ["saw a, number 2", "saw b, number 3"]
 
 
-# --- ends at odd places
+# --- ends in unusual places
 
 
 async def test_an_end_before_the_first_turn_asks_no_model() -> None:
@@ -448,7 +450,7 @@ async def test_a_message_may_lower_the_limits_of_its_reaction(carried: dict[str,
     assert len(provider.requests) == turns
 
 
-# --- hooks that fail
+# --- failing hooks
 
 
 def explode(*given: object) -> Any:

@@ -1,4 +1,4 @@
-"""Thinking steps and progress: begun, ended, and shown while they last; and what a tool says for who looks for faults."""
+"""Tests of thinking steps and progress: their start and end, their display, and a tool's debug information."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_thinking_and_progress_are_records_where_the_agent_keeps_them(
     async with Provider(script) as provider:
         agent = build_runner(load_agents(file)[0], model=provider.model(stream=stream)).agent
         loop = Loop(agent)
-        if "data_policy" in keep:  # under which a resumed agent writes its answer again
+        if "data_policy" in keep:  # a resumed agent writes its answer again under this policy
             await loop.drive()
         else:
             loop.records = (await survives_kills(provider, lambda model: replace(agent, model=model))).records
@@ -119,7 +119,7 @@ async def test_a_step_ends_with_a_call_that_fails() -> None:
 
 
 async def test_progress_reaches_the_threads_readers_while_it_lasts() -> None:
-    """As signals, which are what `chat` shows; the tool waits until the person has seen it."""
+    """Progress is sent as signals, which `chat` shows. The tool waits until the person has seen it."""
     seen = asyncio.Event()
 
     @tool(idempotent=True)
@@ -186,7 +186,7 @@ async def test_agent_try_shows_progress(file: Path) -> None:
 
 
 async def test_debug_info_of_a_tool_is_out_of_the_conversation_and_in_the_ledger(file: Path, tmp_path: Path) -> None:
-    """`roundelay reactions show --json` gives it to the agent's operator."""
+    """`roundelay reactions show --json` shows the information to the agent's operator."""
     async with Provider(SCRIPT) as provider, announced_node(tmp_path) as node:
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[dig], url=node.url)
         working = asyncio.create_task(bob.run())

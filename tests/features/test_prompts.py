@@ -1,4 +1,6 @@
-"""System and user prompt as templates: what they know, what stays the same from turn to turn, and what a mistake in them says."""
+"""Tests of templates for the system and user prompt: their variables, the text that stays the same between turns, and
+errors in them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ SCRIPT = by_turn(use(("search", {"topic": "Rhine"})), use(("search", {"topic": "
 
 
 async def test_system_and_user_prompt_are_rendered_each_turn() -> None:
-    """Everything that the templates know, in the request's own messages."""
+    """The request's messages contain every variable of the templates."""
     async with Provider(SCRIPT) as provider:
         await Loop(make_agent(provider.model())).drive()
     system = system_of(provider.requests[0])
@@ -73,7 +75,9 @@ async def test_system_and_user_prompt_are_rendered_each_turn() -> None:
 
 
 async def test_what_stands_before_the_history_changes_only_for_the_format_of_a_tool_that_was_used() -> None:
-    """So providers' caches hold: of two requests the earlier one's messages, its trailing facts aside, begin the later one."""
+    """Providers' caches stay valid: a later request begins with the messages of the earlier one, except its trailing
+    facts.
+    """
     async with Provider(SCRIPT) as provider:
         await Loop(make_agent(provider.model())).drive()
     first, second, third = (body["messages"] for body in provider.requests)
@@ -142,11 +146,11 @@ def test_a_wrong_template_is_found_when_the_agent_is_made(template: str, told: s
         Prompts(system=template)
 
 
-# --- what servers say
+# --- instructions of servers
 
 
 class Shops(Middleware):
-    """Brings two servers' parts, as `mcp` does."""
+    """Middleware that adds the prompt parts of two servers, as `mcp` does."""
 
     def __init__(self, says: str = "Prices are in euros.") -> None:
         self.says = says
@@ -171,7 +175,7 @@ FENCED = (
 
 
 async def ask_first(*layers: Middleware) -> tuple[str, str]:
-    """The system message and the prompt of a first turn."""
+    """Return the system message and the prompt of a first turn."""
     async with Provider(SCRIPT) as provider:
         await Loop(Agent("bob", "Hm.", provider.model(), [search], middleware=layers)).drive()
     system, user = (it["content"] for it in provider.requests[0]["messages"])
@@ -180,7 +184,7 @@ async def ask_first(*layers: Middleware) -> tuple[str, str]:
 
 @pytest.mark.parametrize("is_first", [False, True])
 async def test_the_templates_that_ship_show_what_servers_say_once(is_first: bool) -> None:
-    """Wherever the feature stands that brings them."""
+    """The position of the middleware that adds the parts does not matter."""
     layers: list[Middleware] = [Shops(), Prompts(facts=FACTS, notes={"search": NOTES})]
     system, user = await ask_first(*(layers[::-1] if is_first else layers))
     assert "Prices are in euros." not in system, "a server's words are not among the author's"
@@ -202,22 +206,22 @@ END = "{% endfor %}"
 @pytest.mark.parametrize(
     ("templates", "system", "user"),
     [
-        # each part by a template of one's own
+        # each part in a custom template
         (
             {"system": OWN + " {{ it.system }} " + END, "user": "{{ servers | map(attribute='user') | join(' ') | trim }}"},
             f"<shop: shop_price, Give a price.> {FENCED} <bank:>", "Mind the season.",
         ),
-        # both in one of them: the one that ships does not show them again
+        # both parts in one template; the shipped template does not repeat them
         (
             {"system": "{% for it in servers %}{{ it['system'] }} {{ it.user }}{% endfor %}"},
             f"{FENCED} Mind the season.", None,
         ),
-        # by the list of texts; that of the author's own has none of a server's
+        # as a list of texts; a custom system template shows no server text
         (
             {"system": "{{ server_prompts | join }}", "user": "{{ server_user_prompts | join(' ') }}"},
             None, f"{FENCED} Mind the season.",
         ),
-        # what none of them shows stands where it would without them
+        # parts that no template shows appear in their usual place
         (
             {"system": OWN + END, "user": ""},
             "<shop: shop_price, Give a price.><bank:>", f"{FENCED}\n\nMind the season.",
@@ -240,7 +244,9 @@ async def test_templates_of_ones_own_place_what_servers_say(
 
 
 async def test_what_a_server_says_otherwise_shows_from_the_next_turn_on() -> None:
-    """And while it says the same, what stands before the history does not change; the system message never does."""
+    """While the server's text is unchanged, the messages before the history do not change. The system message never
+    changes.
+    """
     shops = Shops()
 
     @tool(idempotent=True)

@@ -1,4 +1,4 @@
-"""What a reaction reads of the ledger does not grow with the past of its person, of its agent or of an asked agent."""
+"""Tests that a reaction's reads from the ledger do not grow with the past of its person, its agent or an asked agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reply(request: ModelRequest) -> ModelReply:
 
 
 async def make_past(network: Network, sender: str, recipient: str, count: int, *, apart: bool) -> None:
-    """Messages that the recipient has handled, each in a conversation of its own or all in one thread."""
+    """Store messages that the recipient has handled, each in its own conversation or all in one thread."""
     kind = "human" if sender == "zoe" else "agent"
     async with await network.join(sender, kind=kind) as said, await network.join(recipient) as heard:
         deliveries = heard.deliveries()
@@ -33,7 +33,9 @@ async def make_past(network: Network, sender: str, recipient: str, count: int, *
 
 
 async def count_reads(past: int) -> dict[str, Counter[str]]:
-    """What reactions read after this many conversations: in a new one, in the main thread, and with a question."""
+    """Return the reads of reactions after this many conversations: in a new one, in the main thread, and with a
+    question.
+    """
     read: dict[str, Counter[str]] = {}
     async with Network.open(limits=LIMITS) as network:
         await make_past(network, "zoe", "desk", past, apart=True)
@@ -45,7 +47,7 @@ async def count_reads(past: int) -> dict[str, Counter[str]]:
                 ("main", "Anything?", None),
                 ("asking", "ask bob", "asking"),
             ):
-                for number in range(2):  # what the first one has read is in memory
+                for number in range(2):  # the data that the first one has read is in memory
                     counting = CountingLedger(network.hub.view.ledger)
                     network.hub.view.ledger = counting  # type: ignore[assignment]
                     await zoe.client.send_text("desk", text, conversation=conversation and f"{conversation}{number}")

@@ -1,4 +1,6 @@
-"""References: what tools found, numbered across tools and turns, cited in the answer, and shown to the person."""
+"""Tests of references: sources of tools are numbered across tools and turns, cited in the answer, and shown to the
+person.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ SCRIPT = by_turn(use(("search", {}), ("archive", {})), use(("again", {})), ANSWE
 
 
 async def test_references_are_numbered_across_tools_and_turns() -> None:
-    """In the order of the calls; one that comes again, by address or id, keeps its number."""
+    """The numbers follow the order of the calls. A source with a known address or ID keeps its number."""
     async with Provider(SCRIPT) as provider:
         await Loop(make_agent(provider.model())).drive()
     first, second, third = results_of(provider.requests[2])
@@ -92,7 +94,7 @@ async def test_numbers_and_sources_are_the_same_after_a_kill() -> None:
 
 
 async def test_references_of_an_agent_inside_of_a_call_count_in_its_callers_numbering() -> None:
-    """What it cites as [1] is [3] there, in its text too; and the caller reads what it proves."""
+    """The inner agent's [1] is the caller's [3], in its text too. The caller reads the cited sources."""
 
     def script(body: Body) -> Reply:
         is_inside = "reader" in str(body["messages"][0]["content"])
@@ -132,7 +134,7 @@ async def test_sources_go_with_the_message_and_are_shown_in_chat() -> None:
 
 async def test_no_more_is_numbered_than_can_be_cited_and_a_flood_does_not_hold_up_the_process() -> None:
     """Another agent may name thousands of sources."""
-    flood = [{"id": str(it)} for it in range(4_000)]  # as many as go into a record
+    flood = [{"id": str(it)} for it in range(4_000)]  # the most that fit into a record
 
     def make(model: Model) -> Agent:
         tools = [finds("search", *flood), finds("again", RHINE, flood[998])]
@@ -223,7 +225,9 @@ def test_references_are_set_in_the_agents_file(tmp_path: Path) -> None:
 
 
 def talk_script(*cited: str) -> Any:
-    """Looks up one thing for each message, by its text, and answers with what is said of it."""
+    """Return a script that looks up one thing for each message, by its text, and answers with the next of the
+    ``cited`` texts.
+    """
 
     def script(body: Body) -> Reply:
         if results_of(body):
@@ -236,7 +240,9 @@ def talk_script(*cited: str) -> Any:
 
 
 async def test_a_number_stays_what_it_was_in_a_thread(tmp_path: Path) -> None:
-    """What an earlier message cited keeps its number, is listed again where it is cited again, and nothing new gets it."""
+    """A source that an earlier message cited keeps its number, is listed again if it is cited again, and no other
+    source gets its number.
+    """
     said = ["The Rhine: [1].", "May [2], and as I said [1]. Not [3].", "The Rhine again [1], the Elbe [3]."]
     async with Provider(talk_script(*said)) as provider, Network.open() as network:
         tools = [finds("rhine", RHINE), TOOLS[1], TOOLS[0]]
@@ -251,7 +257,7 @@ async def test_a_number_stays_what_it_was_in_a_thread(tmp_path: Path) -> None:
 
 
 async def test_two_agents_that_gave_one_number_in_a_thread_are_told_apart_and_other_threads_cite_nothing() -> None:
-    """In the prompt; a person's claim of sources counts for nothing."""
+    """The prompt tells them apart. A person's claim of sources has no effect."""
     source = {"n": 1, "title": "Ann's", "url": "https://ann.example"}
     async with Provider(by_turn("See [1], [2] and [3].")) as provider, Network.open() as network:
         bob = SimpleAgentRunner(
@@ -281,7 +287,7 @@ async def test_two_agents_that_gave_one_number_in_a_thread_are_told_apart_and_ot
 
 
 def test_fragments_without_references_are_refused(tmp_path: Path) -> None:
-    """In Python and in a file by the same sentence: nobody would check what is cited, or say what it was."""
+    """Python and an agent file give the same error: without references, nobody would check or list the citations."""
     said = "agent bob: Fragments needs References. Add References to the agent's middleware"
     with pytest.raises(ConfigError, match=said):
         SimpleAgentRunner("bob", instruction="x", model=ScriptedModel(lambda it: "x"), middleware=[Fragments()])

@@ -1,4 +1,4 @@
-"""The tool registry: what is registered, what a turn offers, and what is said of a tool that is disabled."""
+"""Tests of the tool registry: registered tools, the tools that a turn offers, and the report about a disabled tool."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ async def test_a_set_that_was_turned_on_before_a_handoff_is_nothing_to_a_registr
 
 
 async def test_a_replay_trusts_the_records_whatever_is_registered_now() -> None:
-    """The first process has a tool that the second does not know: what is recorded stands, what is not is answered."""
+    """The second process lacks a tool that the first one has. Recorded results stay, and a missing call gets an
+    answer.
+    """
     script = by_turn(use(("search", {}), ("plot", {})), "Done.")
     async with Provider(script) as provider:
         model = provider.model()

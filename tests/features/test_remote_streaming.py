@@ -1,4 +1,6 @@
-"""What agents elsewhere are at while one waits for them: seen by the person who began, over all hops, and by nobody else."""
+"""Tests of live activity of remote agents while an agent waits for them: the person who started sees it over all
+hops, and nobody else does.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ async def test_what_agents_elsewhere_think_and_write_reaches_the_person_over_two
         tell(ModelDelta(text="There "))
         tell(ModelDelta(text="is gold."))
         while (last := (await it.pieces(1))[-1])["kind"] != "text":
-            pass  # what the tool reported, if it was there long enough
+            pass  # the tool's progress, if it was visible long enough
         assert last | {"index": 0} == {
             "index": 0,
             "turn": 2,
@@ -101,7 +103,9 @@ async def test_several_that_are_asked_in_one_call_are_told_apart() -> None:
 
 
 async def test_without_a_person_nothing_is_streamed_or_passed_on() -> None:
-    """An agent that asks has no eyes: neither it nor a third one that may read the thread is sent any of it."""
+    """The conversation has no person. Neither the asking agent nor a third agent with access to the thread receives
+    live activity.
+    """
     async with team() as it:
         robot = await it.network.join("robot", kind="agent")
         await robot.call("network.watch", {"signals": True})
@@ -191,7 +195,7 @@ MALFORMED: list[Any] = [
 
 
 async def test_only_the_very_reaction_that_is_waited_for_is_heard_and_what_is_broken_passed_over() -> None:
-    """Supervisor is a hostile process here: it may stream anything into its own place, and nothing else."""
+    """Supervisor is a hostile process here. Whatever it streams appears only as its own activity."""
     guide = make_runner("guide", asks("hand_over_to_supervisor", note=""), tools=[remote_handoff("supervisor")])
     async with asyncio.timeout(20), Network.open() as network:
         supervisor = await network.join("supervisor", kind="agent")
@@ -241,7 +245,7 @@ async def test_only_the_very_reaction_that_is_waited_for_is_heard_and_what_is_br
 
 
 async def test_streams_go_on_when_the_waiting_agent_is_started_anew() -> None:
-    """Guide is stopped while it waits; its next runner goes on waiting, and passes on what comes from then on."""
+    """Guide is stopped while it waits. Its next runner continues to wait, and passes on new activity."""
     async with asyncio.timeout(20), Network.open() as network:
         model = Stepped()
         researcher = SimpleAgentRunner("supervisor", instruction="", model=model)
@@ -264,7 +268,7 @@ async def test_streams_go_on_when_the_waiting_agent_is_started_anew() -> None:
 
 
 async def test_streams_go_on_when_the_hub_was_away(tmp_path: Path) -> None:
-    """Everybody connects again by itself; the one that waits asks the hub for signals once more."""
+    """All clients reconnect on their own, and the waiting agent asks the hub for signals again."""
     model = Stepped()
     script = asks("hand_over_to_supervisor", note="")
     async with asyncio.timeout(40), AsyncExitStack() as stack:
@@ -334,7 +338,7 @@ async def test_what_streams_of_nested_agents_is_for_those_who_may_know_of_the_qu
         tell = await it.model.asked.get()
         await carl.client.broadcast(
             "not for mia", exclude_agent_ids=["mia", *agents]
-        )  # the newest says nothing of who may know
+        )  # the newest message does not determine who may know
         tell(ModelDelta(reasoning="The SECRET is in the hills."))
         assert (await it.pieces(1))[0]["text"] == "The SECRET is in the hills."
         it.model.reply.put_nowait(ModelReply("There is gold."))

@@ -1,4 +1,4 @@
-"""What agents elsewhere stream, attacked: by hostile agents, by careless builders, by floods, in the wrong order."""
+"""Tests of hostile and careless live activity of remote agents: attacks, floods, and wrong order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def watch(network: Network, agent_id: str) -> Person:
 
 
 async def until_idle(client: NetworkClient, agent_id: str = "guide") -> list[Signal]:
-    """Every signal of an agent until it says that it is done."""
+    """Return every signal of an agent until its end signal."""
     seen = []
     async for event in client.events():
         if isinstance(event, Signal) and event.sender_id == agent_id:
@@ -65,11 +65,11 @@ def kinds_of(signals: list[Signal]) -> set[str]:
     return {piece["kind"] for it in signals if it.kind == "delta" for piece in it.body["pieces"]}
 
 
-# --- who sees what is not theirs
+# --- activity that others may not see
 
 
 class Remembering(Stepped):
-    """Keeps what it was asked."""
+    """A model that records its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,9 @@ class Remembering(Stepped):
 
 @pytest.mark.parametrize("visibility", ["people", "strict", "all", "current"])
 async def test_an_agent_that_is_asked_streams_only_what_the_person_may_read(visibility: Visibility) -> None:
-    """What bob had asked by way of guide is in the prompt for mia's question under `all`: then it may not be thought aloud to mia."""
+    """Under `all`, the prompt for mia's question contains bob's question to guide, so the thinking must not be shown
+    to mia.
+    """
     model = Remembering()
     guide = make_runner("guide", asks("hand_over_to_supervisor", note=""), tools=[HAND_OVER])
     supervisor = SimpleAgentRunner("supervisor", instruction="", model=model, visibility=visibility)
@@ -127,7 +129,7 @@ CHAIN = ("guide", "supervisor", "researcher")
 
 
 def make_chain(model: Stepped, **options: Any) -> dict[str, SimpleAgentRunner]:
-    """Guide asks supervisor, who asks researcher; ``options`` are by agent."""
+    """Return a chain in which guide asks supervisor, and supervisor asks researcher. ``options`` are by agent."""
 
     def more(agent_id: str) -> Any:
         return options.get(agent_id, {})
@@ -175,11 +177,13 @@ async def test_in_a_channel_its_readers_see_it_and_nobody_else() -> None:
                 break
 
 
-# --- floods, wrong order
+# --- floods and wrong order
 
 
 async def ask_hostile(network: Network) -> tuple[Team, NetworkClient, BaseMessage, str]:
-    """Mia's request, for which guide has asked supervisor, a process in the test's hands; with the id of its reaction."""
+    """Send mia's request, for which guide asks supervisor, a process that the test controls. Return these and the ID
+    of its reaction.
+    """
     supervisor = await network.join("supervisor", kind="agent")
     it = Team(network, Stepped(), await watch(network, "mia"))
     await it.mia.client.send_text("guide", "Where is gold?")
@@ -221,7 +225,7 @@ async def test_streams_go_on_whoever_of_them_is_started_anew(restarted: str) -> 
             assert [piece["text"] for piece in await it.pieces(1)] == ["Under "]
         async with running(network, runners[restarted]):
             if restarted == "researcher":
-                tell = await model.asked.get()  # its model is asked once more
+                tell = await model.asked.get()  # its model is called again
                 tell(ModelDelta(text="Under "))
             elif restarted == "guide":
                 await it.signal("tool", asked=["supervisor"])
@@ -237,7 +241,7 @@ async def test_streams_go_on_whoever_of_them_is_started_anew(restarted: str) -> 
 
 
 async def test_what_is_streamed_as_soon_as_the_question_is_there_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked may begin before the one that asks has recorded that it waits."""
+    """The asked agent may start before the asking agent has recorded its wait."""
     may_wait = asyncio.Event()
     record_waiting = Journal.record_waiting
 
@@ -255,7 +259,7 @@ async def test_what_is_streamed_as_soon_as_the_question_is_there_is_heard(monkey
         mine = reaction_id("supervisor", question.seq, supervisor.welcome.network.epoch)
         body = {"reaction": mine, "turn": 1, "call": 0, "tool": "dig", "active": True}
         heard = asyncio.create_task(it.signal("tool", path="1.0"))
-        while not heard.done():  # guide may still be told that its question is stored
+        while not heard.done():  # guide may not know yet that its question is stored
             await supervisor.signal("tool", body, thread_id=question.thread_id)
             await asyncio.wait([heard], timeout=live_activity.INTERVAL_S)
         assert heard.result()["tool"] == "dig"
@@ -310,7 +314,7 @@ async def test_what_waits_to_be_shown_is_bounded_however_much_comes() -> None:
 
 
 async def test_a_late_answer_and_what_was_streamed_after_the_time_is_passed_on_no_more() -> None:
-    """Guide waits a tenth of a second."""
+    """Guide waits for a tenth of a second."""
     hurried = remote_handoff("supervisor", timeout_s=0.1)
     events: list[Event] = []
     guide = make_runner("guide", asks("hand_over_to_supervisor", note=""), tools=[hurried], on_event=events.append)
@@ -331,7 +335,7 @@ async def test_a_late_answer_and_what_was_streamed_after_the_time_is_passed_on_n
 
 
 async def test_signals_are_asked_for_again_while_the_question_is_on_its_way() -> None:
-    """The connection was lost after the hub was asked for signals, and before anybody listened."""
+    """The connection was lost after the request for signals, and before anybody listened."""
     calls: list[str] = []
     client: Any = SimpleNamespace(welcome=SimpleNamespace(session_id="s1"))
 
@@ -349,7 +353,7 @@ async def test_signals_are_asked_for_again_while_the_question_is_on_its_way() ->
 
 
 async def test_a_persons_stop_reaches_an_agent_in_a_flood_of_signals() -> None:
-    """Who watches signals must not lose what is no signal of anybody's: the client keeps a thousand events."""
+    """A client that watches signals must not lose other events, although it keeps only a thousand events."""
     async with asyncio.timeout(20), Network.open() as network:
         robot = await network.join("robot", kind="agent", role="reactor")
         loud, mia = await network.join("loud", kind="agent"), await Person.join(network, "mia")

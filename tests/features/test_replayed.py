@@ -1,4 +1,4 @@
-"""A run with several of the features in it plays again from its log, without a model and without its tools."""
+"""Test that a run with several features can be replayed from its log, without a model and its tools."""
 
 from __future__ import annotations
 

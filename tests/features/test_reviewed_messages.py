@@ -1,5 +1,6 @@
-"""What reaches who asked is reviewed however it is sent: as the answer, by the network's tools, by a tool of the agent's own, after a handoff; and
-the prompt says which text is the answer."""
+"""Tests that every message to the person who asked is reviewed, however it is sent: as the answer, with a network
+tool, with the agent's own tool, or after a handoff. The prompt says which text is the answer.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_a_tool_sends_to_who_asked_is_reviewed_like_the_answer(network: Network, way: str) -> None:
-    """References, evaluations and postprocessors see it; the model is told what is wrong; she hears the good one alone."""
+    """References, evaluations and postprocessors process the message, and the model gets the finding. The person gets
+    only the good message.
+    """
     script = by_turn(
         use(("search", {})),
         use((way, WAYS[way]("I guarantee 1,233 km [9]."))),
@@ -95,7 +98,7 @@ async def test_what_a_tool_sends_to_who_asked_is_reviewed_like_the_answer(networ
             said = [it.text for it in (await mia.client.history(heard.thread_id)).messages if it.sender_id == "bob"]
     assert said == [heard.text] == ["It is 1,233 km [1]. (bob)" + ("\nn: 1" if way == "tell_by_data" else "")]
     assert "Not sent. Promise nothing." in results_of(provider.requests[2])[1]
-    if way != "channels_post":  # an operation takes no metadata
+    if way != "channels_post":  # this operation takes no metadata
         assert (heard.metadata or {})["signed"] is True
         assert [it["n"] for it in (heard.metadata or {})["sources"]] == [1]
 
@@ -144,7 +147,7 @@ async def test_what_goes_to_somebody_else_is_not_reviewed(network: Network) -> N
 async def test_a_reviewed_message_is_sent_once_and_as_it_was_reviewed_after_a_kill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No judge is asked twice for one text, and what a judge costs counts in the reaction."""
+    """A judge is asked once per text, and its cost counts in the reaction."""
     sent: dict[str, Any] = {}
 
     class Hub:
@@ -195,7 +198,7 @@ async def test_a_reviewed_message_is_sent_once_and_as_it_was_reviewed_after_a_ki
     )
 
 
-# --- a guard can refuse
+# --- blocking checks
 
 
 @pytest.mark.parametrize("blocking", [(), ("no_promises",)])
@@ -203,7 +206,9 @@ async def test_a_reviewed_message_is_sent_once_and_as_it_was_reviewed_after_a_ki
 async def test_what_never_passes_goes_out_marked_or_is_blocked(
     network: Network, by_tool: bool, blocking: tuple[str, ...]
 ) -> None:
-    """After the last try. Tries of messages and of the answer are counted together."""
+    """The message is marked or blocked after the last attempt. Attempts of messages and of the answer are counted
+    together.
+    """
     say = (
         use(("send_text_message", {"target_agent_id": "mia", "text": "I guarantee it."}))
         if by_tool
@@ -244,7 +249,7 @@ def test_who_blocks_is_set_in_the_agents_file_and_has_to_be_a_check(tmp_path: Pa
 
 @pytest.mark.parametrize(("returns", "asks"), [("to_person", 1), ("never", 2), ("to_caller", 1)])
 async def test_after_a_handoff_the_guards_of_both_hold(network: Network, returns: Any, asks: int) -> None:
-    """With ``never`` in later messages, too. What gives an answer its form or adds to it is that of the agent that answers."""
+    """With ``never``, both guards hold for later messages too. Format and additions come from the agent that answers."""
 
     def script(body: Body) -> Reply:
         told = str(body["messages"])
@@ -267,7 +272,7 @@ async def test_after_a_handoff_the_guards_of_both_hold(network: Network, returns
     assert set(heard) == ({"3 (bob)"} if returns == "to_caller" else {"Perhaps."})
 
 
-# --- what the prompt says
+# --- the text of the prompt
 
 
 @pytest.mark.parametrize(
@@ -284,7 +289,7 @@ async def test_after_a_handoff_the_guards_of_both_hold(network: Network, returns
 async def test_the_prompt_says_which_text_is_the_answer_as_on_text_has_it(
     network: Network, on_text: OnText, waits: bool, says: str
 ) -> None:
-    """And the last turn, which has no tools, asks for none."""
+    """The last turn has no tools, so its prompt does not mention any."""
     async with Provider(by_turn(use(("search", {})), "It is so.")) as provider:
         policy = AgentPolicy(on_text=on_text, max_turns=2, prompt="full")
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[search], policy=policy)

@@ -1,4 +1,6 @@
-"""The table of `docs/seed-features.md`: what it names is there; and the rows that no other test shows."""
+"""Tests of the table in `docs/seed-features.md`: the named tests exist, and rows without another test are tested
+here.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "seed-features.md"
 NONE = "-"
 SAID = ("Missing", "Different")
-"""How a row begins, in its second cell, that has no test."""
+"""Beginnings of the second cell in rows without a test."""
 
 
 # --- the table
 
 
 def read_rows() -> list[tuple[str, ...]]:
-    """The rows of the page's tables: the seed's feature, what it is here, its tests."""
+    """Return the rows of the page's tables: the seed's feature, its form here, and its tests."""
     rows = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and not line.startswith(("| ---", "| In the seed")):
@@ -123,7 +125,7 @@ async def test_text_beside_calls_is_in_the_history_and_in_no_message() -> None:
 
 
 async def test_a_model_may_be_told_to_make_one_call_at_a_time() -> None:
-    """A provider takes that beside tools only, and the last turn has none."""
+    """Providers accept the option only together with tools, and the last turn has no tools."""
 
     @tool(idempotent=True)
     def look() -> str:
@@ -138,7 +140,7 @@ async def test_a_model_may_be_told_to_make_one_call_at_a_time() -> None:
 
 
 async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
-    """It asks by an agent inside of its call, which may be as small as an instruction; what that streams is seen."""
+    """The tool asks an inner agent, which may consist of only an instruction. Its stream is visible."""
 
     def script(body: Body) -> Reply:
         if system_of(body).startswith("You translate"):
@@ -171,7 +173,7 @@ async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
 
 
 async def test_what_a_message_carries_may_force_a_tool() -> None:
-    """A callable reads the prompt: with a file in the incoming message the first turn has to read it."""
+    """A function reads the prompt. If the incoming message has a file, the first turn must read it."""
 
     @tool(idempotent=True)
     def read_file() -> str:
@@ -195,7 +197,7 @@ async def test_what_a_message_carries_may_force_a_tool() -> None:
 
 
 async def test_tools_that_failed_are_known_to_the_policy() -> None:
-    """After two failures of a tool the turns have no tools any more, in a resumed reaction too."""
+    """After two failures of a tool, the turns have no tools any more, even in a resumed reaction."""
 
     @tool(idempotent=True)
     def look() -> str:
@@ -232,7 +234,7 @@ def make_supervisor(provider: Provider, **options: Any) -> SimpleAgentRunner:
 
 
 async def test_a_report_is_forced_after_two_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the deep-research team's supervisor, whose model would rather talk."""
+    """The supervisor belongs to the deep-research team, and its model would rather write text."""
     monkeypatch.syspath_prepend(str(RESEARCH.parent))
 
     def supervise(body: Body) -> Reply:
@@ -277,7 +279,7 @@ async def test_the_supervisor_keeps_its_research_and_nothing_else(monkeypatch: p
 
 
 async def test_a_summary_stays_in_its_reaction() -> None:
-    """The next message's prompt has what was said, and nothing that was made of results."""
+    """The prompt of the next message contains the messages, but no summary of results."""
 
     @tool(idempotent=True)
     def look() -> str:

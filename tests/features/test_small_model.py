@@ -1,5 +1,6 @@
-"""What a model as small as the local one is given and what becomes of its replies. The server here is a fake; the real one is in
-tests/integration/test_local_model.py."""
+"""Tests of the prompts and replies of a model as small as the local one, with a fake server.
+tests/integration/test_local_model.py uses the real one.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from tests.support.fake_openai import FakeOpenAI, Reply, text
 
 
 class Llama(FakeOpenAI):
-    """A server that takes what llama.cpp takes beside OpenAI's parameters."""
+    """A server that also accepts llama.cpp's parameters."""
 
     def _refuse(self, method: str, path: str, headers: Mapping[str, str], body: dict[str, Any]) -> Reply | None:
         return super()._refuse(method, path, headers, {key: it for key, it in body.items() if key != "grammar"})
 
 
 class Engine:
-    """Stands in for `LocalServer`: no weights, a fake provider."""
+    """Stand-in for `LocalServer` with a fake provider and without model weights."""
 
     name, api_key = "tiny", "key"
     replies: list[Reply]
@@ -52,7 +53,7 @@ async def model(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 
 
 async def ask(network: Network, model: LocalModel, *said: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """The answers to what a person says, and the server's requests."""
+    """Return the answers to a person's messages, and the server's requests."""
     runner = SimpleAgentRunner("guide", instruction="You are guide.", model=model)
     mia = await Person.join(network, "mia")
     async with running(network, runner):

@@ -1,4 +1,6 @@
-"""The end of a prompt: what the agent owes, whom it waits for, and what is left of the conversation's budget."""
+"""Tests of the end of a prompt: the answers that the agent owes, the participants that it waits for, and the rest of
+the conversation's budget.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def prompts_of(simulation: Simulation, text: str) -> list[str]:
 
 
 async def wait_for_tom(simulation: Simulation) -> list[str]:
-    """Let mia make the agent wait for tom, and then ask it something else in another conversation with it."""
+    """Let mia make the agent wait for tom. Then let her ask it something in another conversation."""
     mia, tom = await simulation.join_person("mia"), await simulation.join_person("tom")
     first = await mia.client.send_text("desk", "ask tom")
     await simulation.idle()
@@ -63,7 +65,7 @@ def test_prompt_ends_with_what_the_agent_owes_and_waits_for() -> None:
 
     first, [second], started = simulate(main)
     assert all("<standing>" not in prompt for prompt in first)
-    # Tom reads a conversation that mia does not read, so his name stays out of a prompt for mia.
+    # Mia may not read the conversation with tom, so his name must not be in a prompt for mia.
     _, _, end = second.partition("</conversation>")
     assert "\n\n<standing>\nYou owe mia an answer (2 min).\n</standing>" in end
     assert "standing" not in started[0]
@@ -79,7 +81,7 @@ def test_prompt_names_tasks_of_its_conversation_that_its_people_may_see() -> Non
         asked = tom.heard[0].seq
         for client, title, cause, op in (
             (mia.client, "Shared <b>", first.seq, "complete"),
-            (tom.client, "Secret", asked, "complete"),  # in a thread that mia does not read
+            (tom.client, "Secret", asked, "complete"),  # in a thread that mia may not read
             (mia.client, "Draft", first.seq, "claim"),
             (mia.client, "Cited", first.seq, "complete"),
             (mia.client, "Elsewhere", (await mia.client.send_text("tom", "hello")).seq, "complete"),

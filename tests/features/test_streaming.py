@@ -1,4 +1,6 @@
-"""What streams: tools that are generators, a reply's text and reasoning, in one order with agents inside; and what people see of it live."""
+"""Tests of streams: generator tools, the text and reasoning of a reply, their order with inner agents, and the live
+view for people.
+"""
 
 from __future__ import annotations
 
@@ -131,11 +133,11 @@ async def test_text_reasoning_tools_and_agents_inside_stream_in_one_order() -> N
     assert len(own) > 4
 
 
-# --- seen live
+# --- live view
 
 
 class Watching:
-    """The deltas that a session is sent."""
+    """The deltas that a session receives."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -146,7 +148,7 @@ class Watching:
         return cls(client)
 
     async def until_quiet(self, agent_id: str = "bob") -> list[dict[str, Any]]:
-        """Every delta until the agent thinks no more."""
+        """Return every delta until the agent stops thinking."""
         deltas = []
         async for event in self.client.events():
             match event:
@@ -157,7 +159,7 @@ class Watching:
         return deltas
 
     async def piece(self) -> dict[str, Any]:
-        """The next piece."""
+        """Return the next piece."""
         async for event in self.client.events():
             if isinstance(event, Signal) and event.kind == "delta":
                 [piece] = event.body["pieces"]
@@ -185,7 +187,7 @@ async def test_a_watching_person_sees_the_answer_grow_and_others_see_nothing() -
         assert await seen.piece() == {"index": 4, "turn": 1, "kind": "text", "at": 7, "text": " is salt."}
         model.reply.put_nowait(ModelReply("The sea is salt."))
         assert (await mia.hear()).text == "The sea is salt."
-        # Zoe's own conversation is the next thing that she hears of.
+        # Zoe's next event is about her own conversation.
         await zoe.client.send_text("bob", "two")
         await model.asked.get()
         model.reply.put_nowait(ModelReply("Hello."))
@@ -234,7 +236,7 @@ async def test_an_answer_that_is_reviewed_is_not_shown_before() -> None:
 
 
 async def test_an_answer_that_is_only_edited_is_shown_while_it_is_written() -> None:
-    """Citations are checked at the end: that is no reason to show nothing before."""
+    """Citations are checked at the end, and the text is still shown before."""
     model = Stepped()
     runner = make_bob(model, middleware=[References()])
     async with asyncio.timeout(20), Network.open() as network, running(network, runner):
@@ -249,7 +251,7 @@ async def test_an_answer_that_is_only_edited_is_shown_while_it_is_written() -> N
 
 @pytest.mark.parametrize(("policy", "by"), [(AgentPolicy(on_text="record"), "human"), (AgentPolicy(), "agent")])
 async def test_text_that_nobody_is_sent_is_not_shown_either(policy: AgentPolicy, by: str) -> None:
-    """An agent that writes has no eyes; and a text that is only recorded goes to no person."""
+    """A text for an agent, or a text that is only recorded, is never shown to a person."""
     model = Stepped()
     async with asyncio.timeout(20), Network.open() as network, running(network, make_bob(model, policy=policy)):
         client = await network.join("mia", kind="human" if by == "human" else "agent")
@@ -290,7 +292,7 @@ async def test_a_tools_output_and_progress_are_seen_with_their_call() -> None:
         assert (await mia.hear()).text == "Gold."
 
 
-# --- as lines
+# --- rendered lines
 
 
 def delta(*pieces: dict[str, Any], by: str = "bob", reaction: str = "r1", thread_id: str = "t") -> Signal:
@@ -413,7 +415,7 @@ def test_what_is_no_piece_is_passed_over(body: Any) -> None:
 
 
 def test_nobody_writes_into_the_reaction_of_another() -> None:
-    """The same id from somebody else is something else."""
+    """The same reaction ID from another agent is a different reaction."""
     view = LiveActivity()
     view.handle_event(delta(piece("So ", kind="reasoning"), by="ann"))
     view.handle_event(delta(piece("The sea ")))
@@ -425,7 +427,7 @@ def test_nobody_writes_into_the_reaction_of_another() -> None:
 
 
 async def test_whoever_comes_back_to_a_reviewer_is_not_read_before_either() -> None:
-    """What bob hands over, and takes back, goes out through his review."""
+    """Bob hands over and gets the conversation back, and his review covers the result."""
 
     class Guard(Middleware):
         async def review(self, around: Around, answer: str) -> str:

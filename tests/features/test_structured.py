@@ -1,4 +1,6 @@
-"""Answers that are values of a type: asserted on the provider's requests and on what the person gets."""
+"""Tests of structured answers, which are values of a type: they check the provider's requests and the person's
+messages.
+"""
 
 from __future__ import annotations
 

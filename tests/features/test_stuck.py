@@ -1,4 +1,4 @@
-"""A model that gets nowhere, over a hub and the real SDK: how often it is asked, and how often a person is written to."""
+"""Tests of a stuck model, with a hub and the real SDK: the number of requests to it, and of messages to a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what an exporter receives, from agents in this process and in another one."""
+"""Tests of traces as an exporter receives them, from agents in this process and in another one."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_one_trace_spans_agents_in_different_processes(tmp_path: Path, exp
 
 
 class Counted(SpanProcessor):
-    """Which spans have begun and not ended."""
+    """Processor that records the spans that have started but not ended."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -208,7 +208,7 @@ async def test_every_span_ends_however_the_reaction_does(network: Network, at: s
     if ending == "cancel":
         await cancel(mia.client, thread_id="direct:ann~mia")
         count = 1
-        while all(it.path for it in await heard.finished(count)):  # an agent inside ends first
+        while all(it.path for it in await heard.finished(count)):  # an inner agent ends first
             count += 1
         await runner.stop()
     else:

@@ -1,4 +1,4 @@
-"""What hooks know of the message that is reacted to."""
+"""Tests of the information about the trigger in hooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.loops import Body, by_turn, results_of, system_of, tools_of, 
 
 
 class Tells(Middleware):
-    """Puts what it knows of the message into the request."""
+    """Middleware that writes its information about the message into the request."""
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         it = state.trigger
@@ -85,7 +85,7 @@ async def test_tools_may_depend_on_who_asks(asker: str, offered: bool) -> None:
 
 
 async def test_a_resumed_reaction_has_the_same_message_before_it() -> None:
-    """The choice that depends on it is made alike."""
+    """The choice that depends on the message is the same."""
 
     def choose(state: TurnState) -> str | None:
         return "look" if state.trigger is not None and "look" in state.trigger.text and state.turn == 1 else None

@@ -1,4 +1,6 @@
-"""Live activity is sent only while somebody watches: what an agent's client is asked to send. docs/protocol/signals.md."""
+"""Tests that live activity is sent only while somebody watches. They check the signals that an agent sends.
+docs/protocol/signals.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.support.agents import Person, make_runner
 
 
 class Counting:
-    """A client that keeps what it was asked to signal."""
+    """A client that records the signals that it should send."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -66,7 +68,7 @@ async def test_whoever_begins_to_watch_in_the_middle_sees_the_state_and_the_rest
             waits.set()
             await goes_on.wait()
             on_delta(ModelDelta("rains."))
-            await asyncio.sleep(0.3)  # pieces are sent ten times a second
+            await asyncio.sleep(0.3)  # pieces are sent ten times per second
             return ModelReply("It rains.", usage=Usage())
 
     mia = await Person.join(network, "mia")

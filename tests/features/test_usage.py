@@ -1,4 +1,6 @@
-"""What models used, and what it cost: by call, turn, reaction, thread and root, through the real command line and on a real hub."""
+"""Tests of usage and cost of models by call, turn, reaction, thread and root, with the real command line and a real
+hub.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ PRICES = Prices({"big": Price(input=Decimal(10), output=Decimal(20), cached=Deci
 
 
 class Fixed:
-    """A model that gives these replies in turn, each with the usage that it says."""
+    """A model that gives these replies in turn, each with its own usage."""
 
     def __init__(self, *replies: ModelReply, name: str = "big") -> None:
         self.name = name
@@ -61,7 +63,7 @@ def embed(context: ToolContext, task: str) -> str:
 
 
 class Asks(Middleware):
-    """Asks a model of its own in each turn, around each call and before each answer."""
+    """Middleware that calls its own model in each turn, around each call and before each answer."""
 
     async def around_turn(self, around: Any, proceed: Any) -> None:
         await around.complete(Fixed(reply("go on", usage=Usage(3))), ModelRequest(()))
@@ -77,7 +79,9 @@ class Asks(Middleware):
 
 
 async def work(network: Network) -> tuple[Person, int, int, str]:
-    """mia asks ann twice, ann has a helper inside of a call; gives the seqs of the questions, and the first reaction."""
+    """Let mia ask ann twice. Ann calls a helper as a tool. Return mia, the seqs of the questions, and the first
+    reaction.
+    """
     mia, heard = await Person.join(network, "mia"), Heard()
     helper = agent_tool(Agent("helper", "You help.", Fixed(reply("helped", model="small", usage=Usage(30, 3)))))
     model = Fixed(reply(None, "helper", "embed"), reply("done"), reply("once more", model="small"))
@@ -104,7 +108,7 @@ async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     reports = {by: (await read_cost(LiveSource(mia.client), CallFilter(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
-    # three replies and a helper's, two reviews, around two calls and three turns, and what a tool asked by itself
+    # three replies and the helper's one, two reviews, two calls, three turns, and one usage report of a tool
     assert totals[0]["calls"] == 4 + 2 + 2 + 3 + 1
     assert totals[0]["prompt_tokens"] == 3 * 1000 + 30 + 2 * 10 + 2 * 7 + 3 * 3 + 40
     assert (totals[0]["cached_tokens"], totals[0]["reasoning_tokens"], totals[0]["tools"]) == (1200, 150, 2)
@@ -125,7 +129,7 @@ async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     }  # fmt: skip
     by_model: Any = reports["model"]
     assert prompts(by_model, "model") == {("big",): 2043, ("small",): 1030, ("embedder",): 40}
-    spent = await mia.client.call("network.spent", {"seq": first})  # the hub's own sums, which budgets go by
+    spent = await mia.client.call("network.spent", {"seq": first})  # the hub's own sums, which budgets use
     assert {model: (it["calls"], it["prompt_tokens"]) for model, it in spent["of_root"].items()} == {
         "big": (2 + 1 + 2 + 2, 2030), "small": (1, 30), "embedder": (1, 40),
     }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Push notifications of A2A: what a receiver gets that has the gateway's public keys and the official types, and nothing else."""
+"""Tests of A2A push notifications as a receiver gets them that has only the gateway's public keys and the official
+types.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ SIGNATURE = "x-a2a-notification-signature"
 
 
 class Keys:
-    """The gateway's public keys, and what they prove of a post."""
+    """The gateway's public keys, which verify a request."""
 
     def __init__(self) -> None:
         self.known: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def task_of(body: dict[str, Any]) -> Task:
 
 
 class Told:
-    """A receiver, and what it was told of each task."""
+    """A receiver, and the notifications for each task."""
 
     def __init__(self) -> None:
         self.keys = Keys()
@@ -116,7 +118,7 @@ async def told() -> AsyncIterator[Told]:
 
 @asynccontextmanager
 async def pushing(node: Node, folder: Path, told: Told) -> AsyncIterator[str]:
-    """A gateway with push notifications; gives its URL."""
+    """Run a gateway with push notifications. Yield its URL."""
     serving = serve_gateway(node.url, webhooks_file=folder / "hooks", webhook_hosts=["127.0.0.1"], pace=QUICK)
     async with serving as url:
         await told.keys.fetch(url)
@@ -165,7 +167,7 @@ async def test_a_receiver_is_told_signed_of_a_task_until_it_is_over(tmp_path: Pa
             made = await client.create_task_push_notification_config(
                 config(told, begun.id, id="second", authentication=own)
             )
-            await told.receiver.wait_for(len(states) + 1)  # a task that is over is told of once
+            await told.receiver.wait_for(len(states) + 1)  # a finished task is notified once
             assert told.receiver.heads[-1]["authorization"] == "Basic dWk6c2VjcmV0"
             listed = await client.list_task_push_notification_configs(
                 ListTaskPushNotificationConfigsRequest(task_id=begun.id)
@@ -174,7 +176,7 @@ async def test_a_receiver_is_told_signed_of_a_task_until_it_is_over(tmp_path: Pa
             assert made == await client.get_task_push_notification_config(
                 GetTaskPushNotificationConfigRequest(task_id=begun.id, id="second")
             )
-            for _ in range(2):  # also what is not there any more
+            for _ in range(2):  # the second time, it does not exist any more
                 await client.delete_task_push_notification_config(
                     DeleteTaskPushNotificationConfigRequest(task_id=begun.id, id="second")
                 )
@@ -241,7 +243,7 @@ async def test_a_config_that_is_created_many_times_at_once_posts_once(tmp_path: 
                 ListTaskPushNotificationConfigsRequest(task_id=begun.id)
             )
             assert [it.id for it in listed.configs] == ["one"]
-            for _ in range(50):  # whoever posts without an end has done so by then
+            for _ in range(50):  # enough time for an endless sender to post again
                 await client.get_task(GetTaskRequest(id=begun.id))
             assert len(told.tasks) <= 3 * at_once + 2
             model.reply.put_nowait(ModelReply("There is gold."))
@@ -334,7 +336,9 @@ async def test_without_a_file_they_are_refused_and_the_card_says_so(told: Told) 
 
 
 async def _ask_and_kill(folder: Path, told: Told, rounds: int, note: Note) -> None:
-    """Ask, and kill the gateway at some moment of each task, while the receiver takes two of three posts."""
+    """Ask, and kill the gateway at a random moment of each task. Meanwhile, the receiver accepts two of three
+    requests.
+    """
     chance, posts, kills = random.Random(rounds), 0, 0
     asked = list[str]()
 
@@ -370,7 +374,7 @@ async def _ask_and_kill(folder: Path, told: Told, rounds: int, note: Note) -> No
     seen = {key for key, _ in told.receiver.got}
     note(kills=kills, tasks=len(asked), lost=0, posts=len(told.receiver.got), again=len(told.receiver.got) - len(seen))
     bodies: dict[str, str] = {}
-    for key, body in told.receiver.got:  # a post that comes again says the same
+    for key, body in told.receiver.got:  # a repeated request has the same content
         assert bodies.setdefault(key, json.dumps(body, sort_keys=True)) == json.dumps(body, sort_keys=True)
 
 

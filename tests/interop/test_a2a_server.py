@@ -1,4 +1,6 @@
-"""Agents as servers of A2A: the official client talks to them over both bindings, and the ledger has what it was told."""
+"""Tests of agents as A2A servers: the official client talks to them over both bindings, and the ledger matches its
+results.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ BINDINGS = ("JSONRPC", "HTTP+JSON")
 
 @asynccontextmanager
 async def official(url: str, token: str, *, binding: str = "JSONRPC", streaming: bool = True) -> AsyncIterator[Client]:
-    """The official client, of one agent's card."""
+    """Open the official client for one agent's card."""
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=20) as http:
         config = ClientConfig(httpx_client=http, streaming=streaming, supported_protocol_bindings=[binding])
         async with await ClientFactory(config).create_from_url(url) as client:
@@ -59,7 +61,7 @@ async def official(url: str, token: str, *, binding: str = "JSONRPC", streaming:
 
 @dataclass
 class Desk:
-    """A caller, the gateway, and a session by which the test reads what the ledger has."""
+    """A caller, the gateway, and a session with which the test reads the ledger."""
 
     node: Node
     url: str
@@ -72,7 +74,7 @@ class Desk:
 
 @asynccontextmanager
 async def desk(model: Model | Callable[[ModelRequest], Any] | None, *, timeout_s: float = 40) -> AsyncIterator[Desk]:
-    """With a model: the agent bob. Without: the agent of the compatibility kit."""
+    """Run the agent bob with this model, or the agent of the compatibility kit if there is no model."""
     async with asyncio.timeout(timeout_s), running_node() as node, serve_gateway(node.url) as url:
         token = await invite(node, "ui")
         made = model if hasattr(model, "complete") else ScriptedModel(model) if model is not None else None
@@ -99,7 +101,7 @@ async def tell(client: Client, request: SendMessageRequest) -> list[StreamRespon
 
 
 def assemble(events: list[StreamResponse]) -> Task:
-    """What a client holds that applies each update as the specification has it."""
+    """Return the task that a client has after all updates, by the specification."""
     task = Task()
     artifacts: dict[str, list[Part]] = {}
     for event in events:
@@ -119,7 +121,9 @@ def assemble(events: list[StreamResponse]) -> Task:
 
 
 async def until_piece(events: AsyncIterator[StreamResponse]) -> list[StreamResponse]:
-    """The events up to the first piece of an artifact: that its agent works on it may be told by an event, or was by the task."""
+    """Return the events up to the first piece of an artifact. The working state may come as an event or with the
+    task.
+    """
     seen = [await anext(events)]
     while not seen[-1].HasField("artifact_update"):
         assert seen[-1].status_update.status.state == TaskState.TASK_STATE_WORKING
@@ -148,7 +152,7 @@ async def test_the_official_client_asks_in_a_context_and_finds_its_tasks_again(b
                     ("COMPLETED", ["I hear two"]),
                 ]
                 again = assemble(await tell(client, say("one", f"one-{streaming}", context_id=context)))
-                assert (again.id, texts(again)) == (one.id, ["I hear one"])  # a repeat is the same task
+                assert (again.id, texts(again)) == (one.id, ["I hear one"])  # a repeat refers to the same task
                 found = await client.get_task(GetTaskRequest(id=one.id))
                 assert (found.context_id, texts(found), [part.text for part in found.history[0].parts]) == (
                     context,
@@ -168,7 +172,7 @@ async def test_the_official_client_asks_in_a_context_and_finds_its_tasks_again(b
             assert [message.text for message in thread.messages] == told
             assert thread.messages[0].message_id == f"one-{streaming}"
         page = await it.ledger.call("network.receive", {"peek": True})
-        while page["messages"]:  # what a client was given is handled, as soon as it is given
+        while page["messages"]:  # messages count as handled once the client has received them
             page = await it.ledger.call("network.receive", {"peek": True})
 
 
@@ -182,7 +186,7 @@ async def test_the_card_says_what_the_agent_says_of_itself_and_that_it_takes_a_t
         ]
         assert (card.capabilities.streaming, card.capabilities.push_notifications) == (True, False)
         assert [list(one.schemes) for one in card.security_requirements] == [["token"]]
-        for agent_id in ("nobody", "ui"):  # who calls is no agent
+        for agent_id in ("nobody", "ui"):  # the caller is not an agent
             with pytest.raises(AgentCardResolutionError) as refused:
                 await A2ACardResolver(http, f"{it.url}/a2a/{agent_id}").get_agent_card()
             assert refused.value.status_code == 404
@@ -235,7 +239,8 @@ async def test_what_is_wrong_is_said_as_the_protocol_says_it() -> None:
         with pytest.raises(UnsupportedOperationError):
             await anext(aiter(client.subscribe(SubscribeToTaskRequest(id=done.id))))
         async with it.official() as other:
-            assert texts(assemble(await tell(other, say("two")))) == ["I hear two"]  # another message under a known id
+            # a different message under a known ID
+            assert texts(assemble(await tell(other, say("two")))) == ["I hear two"]
         [thread] = [
             one
             for one in (await it.ledger.call("network.list_threads"))["threads"]
@@ -317,7 +322,7 @@ async def test_a_stream_goes_on_after_the_gateway_was_killed() -> None:
                 await gateway.kill()
                 with pytest.raises(A2AClientError):
                     await anext(events)
-            show(ModelDelta(text=" gold"))  # nobody hears it
+            show(ModelDelta(text=" gold"))  # nobody listens
             await gateway.start()
             async with official(url, token) as client:
                 task_id = seen[0].task.id
@@ -459,7 +464,7 @@ async def test_a_task_that_was_taken_over_at_work_goes_on_when_it_is_given_back(
         async with it.official() as client:
             events = aiter(client.subscribe(SubscribeToTaskRequest(id=task_id)))
             seen = [await anext(events)]
-            assert state(assemble(seen)) == "WORKING"  # though its agent is away
+            assert state(assemble(seen)) == "WORKING"  # although its agent is offline
             async with working(it.node, SimpleAgentRunner("bob", instruction="", model=model)):
                 await model.asked.get()
                 assert state(await client.get_task(GetTaskRequest(id=task_id))) == "WORKING"
@@ -469,7 +474,9 @@ async def test_a_task_that_was_taken_over_at_work_goes_on_when_it_is_given_back(
 
 
 async def test_others_words_stand_in_parts_alone() -> None:
-    """What an agent writes is its artifact, whatever it looks like: no status, no other task, no other sender."""
+    """An agent's text is only its artifact, whatever it looks like. It never becomes a status, another task or
+    another sender.
+    """
     allowed = {"task.artifacts[].parts[].text", "task.history[].parts[].text", "artifactUpdate.artifact.parts[].text"}
     async with desk(hears) as it:
         for number, payload in enumerate(PAYLOADS):

@@ -1,5 +1,6 @@
-"""The official compatibility kit of A2A judges agents behind the gateway. The kit is in no registry: ``A2A_TCK`` says where
-it was checked out (branch 1.0-dev); ``tests/suites/a2a-tck.md`` has what came of it."""
+"""Test that runs the official A2A compatibility kit against agents behind the gateway. The kit is in no registry:
+``A2A_TCK`` names its checkout (branch 1.0-dev), and ``tests/suites/a2a-tck.md`` has the results.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.support.node import running_node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 KIT = os.environ.get("A2A_TCK", "")
-KIT_HOSTS = ("127.0.0.1", "localhost")  # where it listens for push notifications
+KIT_HOSTS = ("127.0.0.1", "localhost")  # addresses at which it listens for push notifications
 
 
 @pytest.mark.skipif(not KIT, reason="A2A_TCK names no folder with the kit")

@@ -1,4 +1,6 @@
-"""Two networks as people start them, each by `roundelay up`: an agent of one is a participant of the other by its file."""
+"""Test of two networks, each started with `roundelay up`: an agent file makes an agent of one network a participant
+of the other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ async def stop(process: asyncio.subprocess.Process) -> None:
     await asyncio.wait_for(process.wait(), 30)
 
 
-@pytest.mark.full  # six processes: eight seconds
+@pytest.mark.full  # starts six processes, which takes eight seconds
 async def test_an_agent_of_another_network_takes_part_by_its_file(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()

@@ -1,4 +1,6 @@
-"""Connections without a token at a gateway: however many there are, others are answered, and the log stays short."""
+"""Tests of connections without a token at a gateway: however many there are, others get answers, and the log stays
+short.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ FLOODS = {
 
 @asynccontextmanager
 async def flooded(http: httpx2.AsyncClient, number: int, sent: bytes, source: str = "127.0.0.1") -> AsyncIterator[None]:
-    """So many connections that send the same beginning, and go on no further."""
+    """Hold open ``number`` connections that have sent the same bytes and then stop."""
     writers = []
     for _ in range(number):
         _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port, local_addr=(source, 0))
@@ -41,7 +43,7 @@ async def flooded(http: httpx2.AsyncClient, number: int, sent: bytes, source: st
 
 
 async def hold(http: httpx2.AsyncClient, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection from another address, on which a request begins."""
+    """Open a connection from another address, and send the beginning of a request."""
     host, port = http.base_url.host, http.base_url.port
     reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -62,9 +64,9 @@ async def check_flood(sent: bytes, number: int, caplog: pytest.LogCaptureFixture
                 async with httpx2.AsyncClient(base_url=http.base_url, timeout=40) as other:  # a new connection
                     assert (await other.get("/healthz")).status_code == 200
                     assert (await other.get("/v1/agents", headers=ann.headers)).status_code == 200
-            writer.write(b"\r\n")  # nobody of that address has too many
+            writer.write(b"\r\n")  # this address has few connections
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            assert not waiting.done()  # who has shown a token is no newcomer, also of the address that is crowded
+            assert not waiting.done()  # a caller with a valid token is not limited, even from a crowded address
             operator = await node.service("roundelay-test")
             await operator.send("agent:ann", "hello")
             assert (await waiting)["messages"][0]["content"] == "hello"
@@ -108,7 +110,7 @@ async def test_what_is_no_http_costs_one_line_of_the_log(caplog: pytest.LogCaptu
 
 
 async def test_a_connection_that_was_answered_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a caller's idle connections would be bounded by nothing."""
+    """Otherwise, nothing would limit a caller's idle connections."""
     monkeypatch.setattr(connection_limit, "MAX_UNAUTHENTICATED", 5)
     async with running_node() as node, gateway_to(node) as http:
         ann = await join(node, http, "ann")
@@ -126,7 +128,7 @@ async def test_a_connection_that_was_answered_counts_again(monkeypatch: pytest.M
 
 async def read_to_cut(reader: asyncio.StreamReader) -> bool:
     try:
-        await asyncio.wait_for(reader.read(), 4)  # uvicorn ends an idle connection after 5 s
+        await asyncio.wait_for(reader.read(), 4)  # uvicorn closes an idle connection after 5 s
     except ConnectionResetError:
         return True
     return reader.at_eof()

@@ -1,4 +1,6 @@
-"""Coding agents that people already run: what is written into their files, and what their hooks tell them."""
+"""Tests of existing coding agents: the entries that `install` writes into their files, and the text that their hooks
+show.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_what_others_have_in_the_files_stays_and_removing_gives_back_each_byte(
             assert word.encode() in installed[path] or word == "u00e9"
     remove(host, project, plan_remove(host, project))
     assert read_all(project) == before
-    assert begun or not list(project.iterdir())  # nor do folders stay
+    assert begun or not list(project.iterdir())  # no new folder stays either
 
 
 def test_of_a_file_that_was_changed_since_removing_takes_what_is_ours_alone(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_an_entry_of_ours_is_renewed_with_what_others_have_added_to_it(tmp_path:
     settings = json.loads(path.read_text())
     settings["mcpServers"]["roundelay"]["trust"] = True
     theirs = {"type": "command", "command": "beep"}
-    settings["hooks"]["AfterAgent"][0]["hooks"].append(theirs)  # in our group
+    settings["hooks"]["AfterAgent"][0]["hooks"].append(theirs)  # inside the bridge's own group
     path.write_text(json.dumps(settings))
     install(host, tmp_path, plan_install(host, tmp_path, command="new"))
     renewed = json.loads(path.read_text())
@@ -236,7 +238,7 @@ def test_each_process_of_a_host_has_a_name_of_its_own_that_the_next_one_takes_ov
     assert [claim_name(host, shop, it) for it in (one, two, one)] == [
         "claude-my-shop", "claude-my-shop-2", "claude-my-shop"
     ]  # fmt: skip
-    assert claim_name(host, other, one) == "claude-my-shop-3"  # another project's people write to another participant
+    assert claim_name(host, other, one) == "claude-my-shop-3"  # people in another project write to another participant
     running[0].communicate(b"\n")
     assert [claim_name(host, shop, it) for it in (three, two)] == ["claude-my-shop", "claude-my-shop-2"]
     for it in running[1:]:
@@ -254,19 +256,19 @@ def call(moment: Any, transcript: str = "", source: str = "") -> HookCall:
 @pytest.mark.parametrize(
     ("host", "printed_at", "in_transcript", "moment", "is_anew", "becomes"),
     [
-        ("claude", None, None, "tool", False, "again"),  # the hook was killed before it had printed
-        ("claude", None, True, "tool", False, "taken"),  # killed, and the host took what it had printed
-        ("claude", None, False, "tool", False, "again"),  # the host cancelled its hook and saw nothing
+        ("claude", None, None, "tool", False, "again"),  # the hook was killed before its output
+        ("claude", None, True, "tool", False, "taken"),  # the hook was killed, and the host accepted its output
+        ("claude", None, False, "tool", False, "again"),  # the host cancelled its hook and saw no output
         ("claude", None, False, "stop", False, "again"),
         ("claude", 1.0, True, "tool", False, "taken"),
-        ("claude", 1.0, False, "tool", False, "waits"),  # within a turn a transcript may lag
-        ("claude", 1.0, False, "stop", False, "again"),  # the hook was killed after it had printed
+        ("claude", 1.0, False, "tool", False, "waits"),  # the transcript may lag behind within a turn
+        ("claude", 1.0, False, "stop", False, "again"),  # the hook was killed after its output
         ("claude", 1.0, None, "stop", False, "taken"),
-        ("claude", 1.0, False, "start", True, "again"),  # resumed: the host was killed before it had taken it
+        ("claude", 1.0, False, "start", True, "again"),  # resumed: the host was killed before it accepted the output
         ("claude", 1.0, True, "start", True, "taken"),
         ("claude", 1.0, None, "start", True, "again"),
         ("cursor", 1.0, None, "tool", False, "taken"),
-        ("cursor", 9.0, None, "tool", False, "waits"),  # this hook had begun before the other one printed
+        ("cursor", 9.0, None, "tool", False, "waits"),  # this hook had started before the other one's output
         ("cursor", 1.0, None, "tool", True, "again"),
     ],
 )
@@ -281,7 +283,7 @@ def test_what_a_hook_told_counts_as_taken_when_the_host_shows_it(
     resolve_outputs(notes, call(moment, str(transcript)), HOSTS[host], began_at=5.0, is_new_context=is_anew)
     found = "taken" if notes.taken == [7] else "waits" if notes.outputs == [telling] else "again"
     assert found == becomes
-    if becomes == "again":  # a transcript that never shows anything makes nobody repeat for ever
+    if becomes == "again":  # a transcript that never shows the message does not cause endless repeats
         notes.outputs = [telling]
         resolve_outputs(notes, call("stop", str(transcript)), HOSTS["claude"], began_at=5.0)
         assert (notes.taken == [7]) == (printed_at is not None)
@@ -323,12 +325,12 @@ async def test_a_message_is_told_once_and_its_sender_sees_it_handled_when_the_ho
                 [recipient] = (await mia.call("network.message_status", {"seq": seq}))["recipients"]
                 return str(recipient["state"])
 
-            told = await host.do("tool", kill_after_s=0.0)  # a hook that is cut off tells nothing
+            told = await host.do("tool", kill_after_s=0.0)  # a cancelled hook shows nothing
             assert (told, await state()) == ("", "queued")
             told = await host.do("tool")
             assert f'<message seq="{seq}" from="mia"' in told
             assert "Rename &lt;it&gt;.</message>" in told
-            assert await state() == "queued"  # nobody knows yet that the host took it
+            assert await state() == "queued"  # the receipt is not known yet
             assert await host.do("tool", agent_id="sub-agent") == ""  # another context
             assert await state() == "queued"
             assert await host.do("stop") == ""
@@ -337,7 +339,7 @@ async def test_a_message_is_told_once_and_its_sender_sees_it_handled_when_the_ho
             answer = await host.do("use", tool="check", arguments={})
             assert (
                 answer.count("And this.</message>") == 1
-            )  # what a tool has shown is not told by the hook that follows
+            )  # the next hook does not repeat messages that a tool has shown
             assert await host.do("stop") == ""
             [recipient] = (await mia.call("network.message_status", {"seq": shown}))["recipients"]
             assert recipient["state"] == "delivered"
@@ -347,14 +349,15 @@ async def test_a_message_is_told_once_and_its_sender_sees_it_handled_when_the_ho
             await host.kill()
     host = await CodingHost.begin("codex", project, "one")
     try:
-        assert await host.do("tool") == ""  # the node is away: the host goes on
+        assert await host.do("tool") == ""  # the node is down, and the host continues
     finally:
         await host.kill()
 
 
 async def _prove(tmp_path: Path, note: Note, rounds: int, kind: str = "claude") -> None:
-    """Kill the node, hooks and hosts at work, again and again. Without a transcript (gemini), what was not acknowledged when
-    a hook or a host was killed may be told again."""
+    """Kill the node, hooks and hosts repeatedly while they work. Without a transcript (gemini), messages that were
+    not acknowledged at a kill may be shown again.
+    """
     random, project, sent = Random(rounds), tmp_path / "shop", list[int]()
     project.mkdir()
     may_double = set[int]()

@@ -1,6 +1,6 @@
-"""Hooks of coding agents that their host cancels, at each step of theirs: nothing is hidden, no receipt comes too early.
+"""Tests of hooks that their host cancels, at each of their steps: no message is lost, and no receipt comes too early.
 
-Claude Code cancels a hook at the timeout of its settings and drops what the hook has printed
+Claude Code cancels a hook at the timeout in its settings and drops the hook's output
 (https://code.claude.com/docs/en/hooks, "timeout").
 """
 
@@ -82,7 +82,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_hook(moment: str, folder: Path, event: str, host: str = "codex") -> str:
-    """What a hook prints that is killed at a moment of its life."""
+    """Return the output of a hook that is killed at a given moment."""
     told = {"session_id": "s", "hook_event_name": event, "cwd": str(folder), "transcript_path": str(folder / "t.jsonl")}
     ran = subprocess.run(
         [sys.executable, "-c", HOOK, moment, host],
@@ -124,12 +124,12 @@ async def test_a_hook_that_ends_before_its_output_is_complete_hides_nothing(
                 assert "1 message waits" in (await use("whoami"))[1], moment
                 assert f"Killed {moment}.</message>" in (await use("check"))[1], moment
                 assert await state(mia, seq) == "delivered", moment
-                # the host has seen nothing of the hook: the next one tells it, in the middle of the turn
+                # The host saw nothing of this hook, so the next hook shows the message in the middle of the turn.
                 assert f"Killed {moment}.</message>" in await hook("never", tmp_path, tool, host), moment
                 await use("ack", seqs=[seq])
             seq = (await mia.send(f"agent:{agent_id}", "Noted."))["seq"]
             assert "Noted.</message>" in await hook("after the second note", tmp_path, tool, host)
-            # it was printed and noted: no tool shows it again, and none makes it delivered
+            # The message was printed and noted, so no tool shows it again or marks it as delivered.
             assert "Noted." not in (await use("check"))[1]
             assert await state(mia, seq) == "queued"
 

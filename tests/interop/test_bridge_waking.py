@@ -1,4 +1,6 @@
-"""Waking idle coding agents: what a host of MCP is told that speaks the protocol itself, and Codex's own app server."""
+"""Tests of waking idle coding agents: a scripted MCP host that speaks the protocol itself, and Codex's own app
+server.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.support.wire import WireSession
 
 
 class ScriptedHost:
-    """A host of MCP, as far as it starts a server and reads what that says."""
+    """A minimal MCP host that starts a server and reads its messages."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -78,7 +80,7 @@ async def hosting(node: Node, project: Path, *, wakes: bool) -> AsyncIterator[Sc
 
 
 async def run_hook(node: Node, project: Path) -> str:
-    """What the host's model is told at a prompt."""
+    """Run the host's hook at a prompt, and return its output for the model."""
     process = await start_roundelay(
         *("bridge", "deliver", "claude"), cwd=project,
         env=os.environ | {"ROUNDELAY_URL": node.url, WAKE: "1"}, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -159,7 +161,7 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
                 agent_id = client.agent_id
             working = asyncio.create_task(wakeups.keep_waking(session, wake))
             seqs = [(await mia.send(f"agent:{agent_id}", f"{number}"))["seq"] for number in range(40)]
-            while "40 messages" not in await woken.get():  # a host that was busy is asked again
+            while "40 messages" not in await woken.get():  # a busy host is asked again
                 pass
             async with session.lend(None) as client:
                 await client.call("network.acknowledge", {"seqs": seqs})
@@ -204,7 +206,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
                 assert "A message has arrived" in await tried.get()
             await asyncio.sleep(0.5)
             assert tried.empty(), "the third try may have begun a turn"
-            await mia.send(f"agent:{agent_id}", "two")  # and it still wakes
+            await mia.send(f"agent:{agent_id}", "two")  # waking still works
             assert "A message has arrived" in await tried.get()
             working.cancel()
 
@@ -220,7 +222,7 @@ async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, mon
         assert is_waking(host, project)
         shown = await run("bridge", "status", name, "--project", str(project))
         assert "installed, wakes" in shown.out
-        install(host, project, plan_install(host, project))  # again, without it
+        install(host, project, plan_install(host, project))  # again, without the flag
         assert not is_waking(host, project)
         install(host, project, plan_install(host, project, wakes=True))
         remove(host, project, plan_remove(host, project))
@@ -239,7 +241,7 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
     modules = await asyncio.to_thread(node_modules_of, "coding-hosts")
     project = tmp_path / "shop"
     project.mkdir()
-    user = tmp_path_factory.mktemp("cx")  # a socket's path has 107 bytes at most
+    user = tmp_path_factory.mktemp("cx")  # a socket's path may have at most 107 bytes
     (user / ".codex").mkdir()
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
@@ -267,7 +269,7 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
         try:
             socket = user / ".codex" / "app-server-control" / "app-server-control.sock"
             assert server.stderr is not None
-            while not socket.exists():  # it says something as it starts
+            while not socket.exists():  # the server prints text at its start
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.1):
                         await server.stderr.readline()

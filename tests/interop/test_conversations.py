@@ -1,4 +1,6 @@
-"""What somebody sees who asks an agent for another protocol: each event of its own question, in order, and the end."""
+"""Tests of questions to agents through other protocols: the caller sees each event of its own question, in order, and
+the end.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ async def joined(node: Node, agent_id: str = "form", kind: str = "service") -> A
 
 
 async def ends_of(question: FollowedQuestion) -> list[Any]:
-    """What came of it, without what streamed: texts, and the status."""
+    """Return the texts and the status of a question, without the streamed pieces."""
     seen: list[Any] = []
     async for event in question:
         match event:

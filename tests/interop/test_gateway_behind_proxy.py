@@ -1,4 +1,4 @@
-"""A gateway behind nginx: every protocol answers under the proxy's name, with the path that the proxy puts before it."""
+"""Tests of a gateway behind nginx: every protocol answers under the proxy's name and path prefix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 async def nginx(
     folder: Path, gateway: str, *, prefix: str = "", host: str = "$http_host", more: str = ""
 ) -> AsyncIterator[str]:
-    """The proxy's URL, by a name that only its header Host has."""
+    """Run nginx and yield its URL. Its name exists only in the Host header."""
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:
         pytest.skip("no nginx here")
@@ -68,7 +68,7 @@ def caller(token: str, **headers: str) -> dict[str, str]:
 
 
 async def ask_all(url: str, headers: dict[str, str]) -> dict[str, int]:
-    """The status of one request of each protocol."""
+    """Return the HTTP status of one request of each protocol."""
     async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
         answers = {
             "http": await http.get(f"{url}/v1/agents"),
@@ -239,7 +239,7 @@ CHALLENGE = 'Bearer realm="roundelay", error="invalid_token", error_description=
     "authorization", [None, "Bearer coder:wrong", "Bearer x", "Basic Y29kZXI6d3Jvbmc=", "Digest x"]
 )
 async def test_a_host_of_mcp_without_a_good_token_reads_that_one_is_needed(authorization: str | None) -> None:
-    """RFC 6750, 3: `error` and `error_description` in WWW-Authenticate, which hosts show."""
+    """Hosts show `error` and `error_description` in WWW-Authenticate (RFC 6750, section 3)."""
     async with running_node() as node:
         await make_agent(node, "coder")
         headers = {**ACCEPT, **({"Authorization": authorization} if authorization is not None else {})}
@@ -254,15 +254,16 @@ async def test_a_host_of_mcp_without_a_good_token_reads_that_one_is_needed(autho
                 assert answer.status_code == 401
                 [challenge] = answer.headers.get_list("www-authenticate")
                 assert challenge.startswith(CHALLENGE)
-                assert "Basic" not in challenge  # a browser would ask its person for a name and a password
+                assert "Basic" not in challenge  # a browser would ask the person for a name and a password
                 assert "resource_metadata" not in challenge
                 assert "Bearer ID:TOKEN" in answer.json()["error"]["message"]
                 assert "bearer token" in answer.json()["error"]["message"].lower()
 
 
 async def test_a_host_that_looks_for_oauth_is_told_that_there_is_none() -> None:
-    """The paths by which hosts look for OAuth after a 401 (MCP, "Authorization Server Discovery"), and the one by which
-    they register (RFC 7591), of which they show `error_description`."""
+    """After a 401, hosts look for OAuth at these paths (MCP, "Authorization Server Discovery"). They register at
+    another one (RFC 7591), and show its `error_description`.
+    """
     async with running_node() as node, serve_gateway(node.url) as gateway, httpx2.AsyncClient() as http:
         for name in ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration"):
             for path in (f"/.well-known/{name}", f"/.well-known/{name}/mcp", f"/.well-known/{name}/hub/mcp"):

@@ -1,4 +1,4 @@
-"""The gateway of `roundelay up`: it comes and goes with the node, and the commands of this machine find it."""
+"""Tests of the gateway of `roundelay up`: it starts and stops with the node, and local commands find it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_gateway_whose_port_is_taken_ends_up_with_what_to_do_next(folder
 
 
 async def list_ids(folder: Path) -> tuple[set[str], list[tuple[str, bool]]]:
-    """Who is registered, and whose tokens there are, with whether they are revoked."""
+    """Return the registered participants, and the owner of each token with whether it is revoked."""
     participants = json.loads(await run(folder, "agents", "--json"))["agents"]
     tokens = json.loads(await run(folder, "token", "list", "--json"))["tokens"]
     return {it["agent_id"] for it in participants}, [(it["agent_id"], it["revoked"]) for it in tokens]
@@ -161,7 +161,7 @@ async def test_a_token_whose_webhook_did_not_come_about_is_taken_back_or_told(fo
     try:
         await read_until(node, "gateway to")
         kept = folder / "node.db.webhooks"
-        kept.mkdir()  # so that no registration can be kept, as on a full disk
+        kept.mkdir()  # prevents storing a registration, as a full disk does
         add = "webhook", "add", "http://127.0.0.1:9/", "--as"
         assert "Warning: nobody " in await run(folder, *add, "nobody", status=1)
         await run(folder, *add, "nobody", status=1)

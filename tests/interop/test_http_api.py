@@ -1,4 +1,4 @@
-"""The network over HTTP: what a program gets that knows HTTP, JSON and a token, and nothing else."""
+"""Tests of the network over HTTP, as a program uses it with only HTTP, JSON and a token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def gateway_to(node: Node) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def join(node: Node, http: httpx2.AsyncClient, agent_id: str, kind: str = "service") -> Caller:
-    """A caller whose token an operator has made."""
+    """Return a caller with a token that an operator created."""
     operator = await node.service("roundelay-test")
     session = await node.invite(operator, agent_id, kind=kind)
     await session.drop()
@@ -68,7 +68,7 @@ async def test_a_program_writes_to_an_agent_waits_for_its_answer_and_is_done_wit
         page = await waiting
         assert [(it["seq"], it["content"]) for it in page["messages"]] == [(answer["seq"], "40.")]
         assert page["next"] >= answer["seq"]
-        assert await form.get("/v1/messages") == page  # it is not handled yet
+        assert await form.get("/v1/messages") == page  # the message is not handled yet
         assert await form.post("/v1/messages/acknowledge", {"seqs": [answer["seq"]]}) == {"acknowledged": 1}
         assert (await form.get("/v1/messages"))["messages"] == []
         assert [it["content"] for it in (await form.get("/v1/messages", after=0))["messages"]] == ["40."]
@@ -99,7 +99,7 @@ async def test_a_repeat_sends_nothing_twice_also_after_the_node_was_killed(tmp_p
                 await asyncio.sleep(0)
             await node.kill9()
             await node.restart()
-            stored = await sending  # the gateway repeats it itself
+            stored = await sending  # the gateway itself repeats the request
             again = await form.post("/v1/messages", body, 200, headers=key)
             assert again["seq"] == stored["seq"]
         history = await form.get("/v1/threads/direct:bob~form/messages")
@@ -161,7 +161,8 @@ async def test_nobody_comes_in_without_the_token_of_its_id() -> None:
         basic = await http.get("/v1/agents", auth=("form", good))
         assert basic.status_code == 200
         operator = await node.service("roundelay-test")
-        assert {it["agent_id"] for it in basic.json()["agents"]} == {"form", "roundelay-test"}  # nobody was made
+        # no new participant was created
+        assert {it["agent_id"] for it in basic.json()["agents"]} == {"form", "roundelay-test"}
         await operator.call("network.revoke_token", {"agent_id": "form"})
         assert (await http.get("/v1/agents", auth=("form", good))).status_code == 403
 
@@ -301,7 +302,7 @@ async def test_a_request_that_may_be_read_in_two_ways_is_refused_and_nothing_beh
             )
             writer.write(b"\r\n" + rest)
             async with asyncio.timeout(10):
-                answer = await reader.read()  # to the end of the connection
+                answer = await reader.read()  # reads to the end of the connection
             writer.close()
             assert answer.startswith(b"HTTP/1.1 400"), name
             assert (answer.count(b"HTTP/1.1"), f"states its {told} more than once" in answer.decode()) == (1, True), (

@@ -1,4 +1,4 @@
-"""Files over the gateway's HTTP: bodies as they are, ranges, and the rights of the caller."""
+"""Tests of files over the gateway's HTTP: bodies, ranges, and the rights of the caller."""
 
 from __future__ import annotations
 

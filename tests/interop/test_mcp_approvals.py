@@ -1,5 +1,6 @@
-"""A person decides on an agent's call at a host of MCP: what the person answers there counts, and nothing that a model
-writes, brings back or repeats."""
+"""Tests of approvals at an MCP host: only the person's answer counts, and nothing that a model writes, brings back or
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +40,20 @@ def pay(to: str, amount: int) -> str:
 
 
 class MiasHost:
-    """A host at which mia sits: her model calls tools, she answers forms. `asked` are the forms that she saw."""
+    """Mia's MCP host: her model calls tools, and she answers forms. `asked` lists the forms that she saw."""
 
     def __init__(self, client: Client, person: NetworkClient, url: str = "") -> None:
         self.url = url
-        """Of the gateway."""
+        """URL of the gateway."""
         self.client = client
         self.person = person
-        """Mia's own session, by which the test sees what the ledger holds."""
+        """Mia's own session, with which the test reads the ledger."""
         self._messages = aiter(person)
 
     async def request(self, to: str) -> int:
-        """Have the desk ask whether it may pay somebody; gives the request's seq once it waits."""
+        """Let the desk ask whether it may pay somebody. Return the request's seq once the desk waits."""
         trigger = (await self.person.send("agent:desk", to, conversation=to)).seq
-        while True:  # its agent records that it waits a moment after it has asked
+        while True:  # the agent records its wait a moment after its question
             for it in (await self.person.call("network.approvals"))["approvals"]:
                 if it["trigger"] == trigger and it["may_decide"]:
                     return int(it["seq"])
@@ -69,12 +70,12 @@ class MiasHost:
         return content.text
 
     async def decisions(self, seq: int) -> list[str]:
-        """What mia has replied to a request."""
+        """Return mia's replies to a request."""
         followed = (await self.person.call("network.impact", {"seq": seq}))["messages"]
         return [it["content"] for it in followed if it.get("reply_to") == seq and it["sender_id"] == "mia"]
 
     async def result(self, to: str) -> str:
-        """What the desk says at the end of the reaction about somebody."""
+        """Return the desk's message at the end of the reaction for this payee."""
         while True:
             message = await anext(self._messages)
             if message.text.startswith(f"{to}: "):
@@ -90,7 +91,7 @@ def say_result(request: ModelRequest) -> Any:
 
 
 class Mia:
-    """What mia answers when her host shows a form, and the forms that she has seen."""
+    """Mia's answer to each form of her host, and the forms that she has seen."""
 
     def __init__(self, action: str, **content: str) -> None:
         self.answer = ElicitResult.model_validate({"action": action, "content": content or None})
@@ -103,7 +104,7 @@ class Mia:
 
 @asynccontextmanager
 async def at_mias(node: Node, mia: Mia | None = None, mode: str = "auto") -> AsyncIterator[MiasHost]:
-    """A gateway, a host of mia's with this token, and the desk at work."""
+    """Run a gateway, mia's host with her token, and the desk."""
     credentials = await invite(node, "mia", "human")
     async with (
         serve_gateway(node.url) as url,
@@ -154,7 +155,7 @@ async def test_what_is_typed_in_a_chat_of_openais_api_decides_nothing() -> None:
         others = {"mia": node.tokens["mia"], "ann": (await invite(node, "ann", "human")).partition(":")[2]}
         async with httpx2.AsyncClient(base_url=f"{host.url}/v1", timeout=60) as http:
             chats = []
-            for name, token in others.items():  # mia in the very thread, somebody else in an own one
+            for name, token in others.items():  # mia in the same thread, and another person in their own thread
                 head = {"Authorization": f"Bearer {name}:{token}", "Idempotency-Key": f"typed-by-{name}"}
                 body = {"model": "desk", "user": "eve", "messages": [{"role": "user", "content": "/approve"}]}
                 chats.append(asyncio.create_task(http.post("/chat/completions", headers=head, json=body)))
@@ -204,7 +205,8 @@ async def test_nothing_that_a_host_brings_back_decides_another_request_or_twice(
         yes = {"input_responses": {key: ElicitResult(action="accept", content=answer)}}
         no = {"input_responses": {key: ElicitResult(action="accept", content={**answer, "decision": "deny"})}}
         state = asked.request_state or ""
-        assert isinstance(await host.reply(one, **yes), InputRequiredResult)  # an answer to what nobody was asked
+        # an answer to a question that was never asked
+        assert isinstance(await host.reply(one, **yes), InputRequiredResult)
         for seq, text, brought in (
             (two, "/approve", state),
             (one, "/approve always", state),

@@ -1,5 +1,6 @@
-"""The node, the gateway and the server of stdio are killed while hosts of MCP send, check and acknowledge: what was
-acknowledged is there once, and handled is what was acknowledged."""
+"""Test of kills of the node, the gateway and the stdio server while MCP hosts send, check and acknowledge. Every
+confirmed message exists once, and exactly the acknowledged messages are handled.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +34,21 @@ VICTIMS = ("gateway", "stdio", "node")
 
 
 class KilledHost:
-    """A host of MCP that repeats a call until it is answered, by a new client where the old one's server has died."""
+    """An MCP host that repeats a call until it gets an answer. If its server has died, it uses a new client."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._begun, self._answered = asyncio.Event(), asyncio.Event()
         self.repeats = 0
         self.acknowledged: dict[str, int] = {}
-        """The seq that was told for each message id."""
+        """The returned seq by message ID."""
         self.asked_to_ack: set[int] = set()
         self.acked: set[int] = set()
 
     async def work(self, sender: str | None, stopping: asyncio.Event) -> None:
-        """Send under this name, or check and ack, until it is time to stop; it ends with a call that was answered."""
+        """Send under this name, or check and acknowledge, until ``stopping`` is set. The last call always has an
+        answer.
+        """
         number = 0
         while not stopping.is_set():
             try:
@@ -56,19 +59,19 @@ class KilledHost:
                             number += 1
                         else:
                             await self._settle(client)
-            except Exception as error:  # the SDK raises groups of whatever its transport met
+            except Exception as error:  # the SDK raises groups of its transport's errors
                 if not is_lost(error):
                     raise
                 self.repeats += 1
 
     async def begins(self, count: int) -> None:
-        """Wait until so many further calls are begun."""
+        """Wait until ``count`` further calls have started."""
         for _ in range(count):
             self._begun.clear()
             await self._begun.wait()
 
     async def is_answered(self) -> None:
-        """Wait until a further message is acknowledged."""
+        """Wait until a further message is confirmed."""
         self._answered.clear()
         await self._answered.wait()
 
@@ -78,7 +81,7 @@ class KilledHost:
             result = await client.call_tool(tool, arguments)
         text = str(getattr(result.content[0], "text", ""))
         if result.is_error:
-            raise ConnectionError(text)  # the node is away
+            raise ConnectionError(text)  # the node is down
         return text
 
     async def _send(self, client: Client, sender: str, number: int) -> None:
@@ -96,7 +99,7 @@ class KilledHost:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether nothing but the end of a server or of the node is the cause."""
+    """Whether only the end of a server or of the node caused the error."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_lost(it) for it in error.exceptions)
     return isinstance(error, (OSError, httpx2.HTTPError, MCPError, TimeoutError)) or "Closed" in type(error).__name__
@@ -143,7 +146,7 @@ async def test_what_a_killed_host_was_told_is_true(rounds: int, tmp_path: Path, 
                     victim = VICTIMS[number % 3]
                     busy = term if victim == "stdio" else random.choice((web, desk, term)) if victim == "node" else web
                     await busy.begins(random.randint(1, 4))
-                    await asyncio.sleep(random.random() / 50)  # any moment of a call
+                    await asyncio.sleep(random.random() / 50)  # at any moment of a call
                     match victim:
                         case "gateway":
                             await gateway.kill()
@@ -154,7 +157,7 @@ async def test_what_a_killed_host_was_told_is_true(rounds: int, tmp_path: Path, 
                             await node.kill9()
                             await node.restart()
                     killed[victim] += 1
-                for host in (web, term):  # each is answered again
+                for host in (web, term):  # both hosts get answers again
                     await host.is_answered()
                 stopping.set()
         token = tokens["desk"].partition(":")[2]
@@ -185,7 +188,7 @@ async def test_what_a_killed_host_was_told_is_true(rounds: int, tmp_path: Path, 
 
 
 async def settle_rest(client: NetworkClient) -> set[int]:
-    """Handle what is not handled yet; gives which it was."""
+    """Acknowledge all open messages, and return their seqs."""
     found: set[int] = set()
     while seqs := [
         it["seq"] for it in (await client.call("network.receive", {"limit": 500, "peek": True}))["messages"]

@@ -1,4 +1,4 @@
-"""A host of MCP takes part in a network: the official client calls each tool, over HTTP and over stdio."""
+"""Tests of an MCP host that takes part in a network: the official client calls each tool, over HTTP and over stdio."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOOLS = [
 
 
 class Host:
-    """A host of MCP with a session of the official client."""
+    """An MCP host with a session of the official client."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -61,7 +61,7 @@ class Host:
 
 
 async def make_agent(node: Node, agent_id: str) -> str:
-    """A token for an agent that nobody has used yet."""
+    """Return a token for an agent that has never connected."""
     operator = await node.service("roundelay-test")
     session = await node.invite(operator, agent_id, kind="agent")
     await session.drop()
@@ -159,7 +159,8 @@ async def test_nobody_comes_in_without_a_token_and_a_page_of_another_site_not_at
 async def test_no_words_of_a_participant_pass_for_anothers_or_for_the_tools_own() -> None:
     async with running_node(limits={"root_messages_per_s": 1000}) as node, host_over_http(node, "coder") as host:
         operator = await node.service("roundelay-test")
-        senders = [await node.invite(operator, it, kind="agent") for it in NAMES]  # nobody gets these by first use
+        # nobody can bind these IDs by first use
+        senders = [await node.invite(operator, it, kind="agent") for it in NAMES]
         for number, text in enumerate(PAYLOADS):
             await node.agent(f"eve{number}", card={"description": text})
             await senders[0].send("agent:coder", text)
@@ -183,7 +184,7 @@ async def test_no_words_of_a_participant_pass_for_anothers_or_for_the_tools_own(
         assert read.contents[0].text.startswith(f"{thread}: 81 messages, 81 unread")  # type: ignore[union-attr]
         assert list(find_marks([it.model_dump() for it in read.contents])) == []
         listed = (await host.use("list_agents")).splitlines()
-        assert len(listed) == len(PAYLOADS) + len(NAMES) + 2  # and the caller, and who registered it
+        assert len(listed) == len(PAYLOADS) + len(NAMES) + 2  # also the caller and the operator that registered it
         for line in listed:
             judge_line(line)
         result = await host.client.call_tool("check", {})

@@ -1,4 +1,4 @@
-"""MCP over stdio: the first answers come without the SDK, and are the ones that the SDK gives."""
+"""Tests of MCP over stdio: the first answers come without the SDK, and equal the SDK's answers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from tests.interop.test_mcp_server import TOOLS, make_agent
 from tests.support.node import running_node
 
 SDK = {"mcp", "mcp_types", "anyio", "starlette", "uvicorn", "httpx", "httpx2", "sse_starlette", "jsonschema"}
-"""What the SDK brings: half a second of CPU and more."""
+"""Modules that the SDK imports, which cost at least half a second of CPU time."""
 MAX_MODULES = 500
-"""Modules by the end of such a process, those of Python itself among them: about 400 as of this test, 700 with the SDK."""
+"""Maximum number of modules at the end of such a process, including those of Python. This test has about 400, and
+with the SDK there are 700.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,7 @@ MODERN = make_modern()[1]
         ([], json.dumps(INITIALIZED)),
         ([], json.dumps(PING)),
         ([], json.dumps(LIST)),
-        ([OPENING], json.dumps(LIST)),  # before the handshake has ended
+        ([OPENING], json.dumps(LIST)),  # before the end of the handshake
         ([OPENING], json.dumps(OPENING)),
         ([OPENING, INITIALIZED], json.dumps(MODERN)),
         ([OPENING, INITIALIZED], json.dumps(LIST | {"params": {"cursor": "x"}})),
@@ -93,7 +95,7 @@ def test_whatever_is_not_certain_is_left_to_the_sdk(earlier: list[dict[str, Any]
 
 
 def talk(words: list[str], messages: list[dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """What a server answers to messages, and the modules that it has imported by its end."""
+    """Send messages to a server. Return its answers, and the modules that it has imported."""
     command = [sys.executable, "-X", "importtime", "-m", "roundelay", *words]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, text=True

@@ -1,4 +1,4 @@
-"""The official conformance suite and the official Inspector's command line judge the MCP server."""
+"""Tests that run the official conformance suite and the official Inspector's command line against the MCP server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUITE_TIMEOUT_S = 240
 
 
 async def run_node(program: Path, *args: str, folder: Path) -> tuple[int, str, str]:
-    """Run a program under the wheel's node: its exit code, what it printed, and its complaints."""
+    """Run a program with the node of the wheel. Return its exit code, output and errors."""
     process = await asyncio.create_subprocess_exec(
         str(NODE / "node"),
         str(program),
@@ -52,7 +52,9 @@ async def run_node(program: Path, *args: str, folder: Path) -> tuple[int, str, s
 
 @asynccontextmanager
 async def bare_server(node: Node) -> AsyncIterator[str]:
-    """Our server with the suite's fixtures, as one participant, without the door of the gateway: the suite has no token."""
+    """Run the MCP server with the suite's fixtures as one participant, without the gateway's authentication, because
+    the suite has no token.
+    """
     async with NetworkClient("judge", node.url, kind="agent", token=node.token_of("judge"), deliver=False) as client:
 
         @asynccontextmanager
@@ -105,7 +107,7 @@ async def test_the_inspector_lists_and_calls_each_tool(transport: str, tmp_path:
         }[transport]
 
         async def inspect(*args: str) -> Any:
-            # of a command everything before its options is the server's
+            # in a command, all words before its options belong to the server
             its_token = ("-e", f"ROUNDELAY_TOKEN={token}")
             command = (*its_token, *args, "--", *target) if transport == "stdio" else (*target, *args)
             code, told, wrong = await run_node(program, "--cli", *command, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Agents behind OpenAI's API, as its official client sees them, and what of that stands in the ledger."""
+"""Tests of agents behind OpenAI's API, as its official client sees them, and of the messages in the ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.remote_team import Stepped
 
 @dataclass
 class Desk:
-    """A caller with the official client, and a session by which the test reads what the ledger has."""
+    """A caller with the official client, and a session with which the test reads the ledger."""
 
     node: Node
     url: str
@@ -39,11 +39,11 @@ class Desk:
     ledger: NetworkClient
 
     async def chat(self, *said: str, **options: Any) -> Any:
-        """``said`` in turns: the user's, the assistant's, the user's."""
+        """Request a chat completion. ``said`` alternates between user and assistant."""
         return await self.client.chat.completions.create(model="bob", messages=in_turns(*said), **options)
 
     async def threads(self) -> list[list[str]]:
-        """What stands in each of the caller's threads, the newest thread first."""
+        """Return the texts in each of the caller's threads, newest thread first."""
         found = (await self.ledger.call("network.list_threads"))["threads"]
         return [[it.text for it in (await self.ledger.history(thread["thread_id"])).messages] for thread in found]
 
@@ -82,7 +82,7 @@ async def test_the_models_are_the_agents() -> None:
         for name in ("bob", "team/bob", "contract/bob"):
             assert (await it.client.models.retrieve(name)).id == "bob"
         with pytest.raises(APIStatusError) as refused:
-            await it.client.models.retrieve("ui")  # who calls is no agent
+            await it.client.models.retrieve("ui")  # the caller is not an agent
         assert (refused.value.status_code, refused.value.code) == (404, "model_not_found")
 
 
@@ -95,7 +95,7 @@ async def test_a_chat_goes_on_in_one_thread_to_which_only_what_is_new_is_added()
         assert second.choices[0].message.content == "I hear two"
         assert await it.threads() == [["one", "I hear one", "two", "I hear two"]]
         page = await it.ledger.call("network.receive", {"peek": True})
-        while page["messages"]:  # what was given is handled, as soon as it is given
+        while page["messages"]:  # messages count as handled once the client has received them
             page = await it.ledger.call("network.receive", {"peek": True})
 
 
@@ -183,7 +183,7 @@ id object created_at completed_at status incomplete_details model previous_respo
 truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature reasoning user usage
 max_output_tokens max_tool_calls store background service_tier metadata safety_identifier prompt_cache_key
 """
-"""What Open Responses requires of a response."""
+"""Fields that Open Responses requires in a response."""
 
 
 async def test_responses_go_on_by_id_and_are_read_from_the_ledger() -> None:
@@ -239,7 +239,7 @@ async def test_a_response_streams_in_the_official_order_and_ends_with_what_was_s
         tell(ModelDelta(text="It may be 39."))
         for kind in ("response.output_item.added", "response.content_part.added", "response.output_text.delta"):
             assert (await anext(events)).type == kind
-        model.reply.put_nowait(ModelReply("It is 40."))  # not what it had begun to write
+        model.reply.put_nowait(ModelReply("It is 40."))  # differs from the text that was streamed first
         rest = [event async for event in events]
         assert [event.type for event in rest] == [
             "response.output_text.done", "response.content_part.done", "response.output_item.done",
@@ -305,7 +305,7 @@ async def test_what_is_refused_is_refused_in_openais_words_once_and_leaves_nothi
                     await read_all(it.client, options)
                 error = refused.value
                 assert (error.code, error.param) == (code, param), (name, error.body)
-                if not (stream and name == "a failure"):  # it has begun by then
+                if not (stream and name == "a failure"):  # the stream has already started
                     assert isinstance(error, APIStatusError)
                     assert (error.status_code, error.response.headers["x-should-retry"]) == (status, "false"), name
                 requests += 1
@@ -429,7 +429,7 @@ async def test_who_has_as_many_calls_as_there_may_be_still_stops_and_acknowledge
         await model.asked.get()
         [thread] = (await it.ledger.call("network.list_threads"))["threads"]
         await left.close()
-        stream = await it.chat("more", stream=True)  # the client comes at once, before the reaction is stopped
+        stream = await it.chat("more", stream=True)  # the client reconnects at once, before the reaction is stopped
         await model.asked.get()
         await until_ended(it.ledger, thread["last_seq"], "cancelled")
         model.reply.put_nowait(ModelReply("gold"))
@@ -464,7 +464,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
 async def until_ended(client: NetworkClient, seq: int, status: str) -> None:
     while True:
         [fate] = (await client.call("network.message_status", {"seq": seq}))["recipients"]
-        if fate.get("reaction_status", "open") != "open":  # it has begun, and ended
+        if fate.get("reaction_status", "open") != "open":  # the reaction has started and ended
             assert fate["reaction_status"] == status
             return
         await client.call("network.receive", {"after": seq, "wait_ms": 50, "peek": True})
@@ -482,7 +482,7 @@ async def test_a_repeat_with_a_key_and_an_official_clients_retry_send_nothing_tw
         for headers in (
             {"Idempotency-Key": "k"},
             {"Idempotency-Key": "k"},
-            {"x-stainless-retry-count": "1"},  # what it sends when an answer was lost
+            {"x-stainless-retry-count": "1"},  # the header of its retry after a lost answer
         ):
             answer = await it.chat(*said, extra_headers=headers, **named)
             texts.append((answer.id, answer.choices[0].message.content))
@@ -492,7 +492,7 @@ async def test_a_repeat_with_a_key_and_an_official_clients_retry_send_nothing_tw
         with pytest.raises(APIStatusError) as refused:
             await it.chat(*said[:-1], "other", extra_headers={"Idempotency-Key": "k"}, **named)
         assert (refused.value.status_code, refused.value.code) == (409, "id_conflict")
-        await it.chat("one")  # a request of its own
+        await it.chat("one")  # a separate request
         assert len(await it.threads()) == 2
 
 
@@ -508,7 +508,7 @@ PLACES = {"choices[].message.content", "choices[].delta.content", "output[].cont
 
 
 async def test_no_text_becomes_another_message_an_event_or_somebody_elses_word() -> None:
-    """Of an agent (which may say what others told it) on its way out, and of a client's history on its way in."""
+    """The test covers an agent's answer (which may quote others) and a client's history."""
     said, payloads = "", (*PAYLOADS, *OWN_PAYLOADS)
     async with desk(lambda request: said) as it:
         for said in payloads:

@@ -1,4 +1,6 @@
-"""Conversations, their items and the input of responses at OpenAI's endpoint, as the official client uses them."""
+"""Tests of conversations, their items and the input of responses at OpenAI's endpoint, as the official client uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ async def test_a_conversation_is_created_asked_listed_changed_and_deleted() -> N
         heard = texts(listed)
         assert heard[:3] == said[:3]
         assert heard[3][0] == "assistant"
-        # an answer has the id that its response shows
+        # An answer has the ID that its response shows.
         assert [listed[1].id, listed[3].id] == [first.output[0].id, second.output[0].id]
         newest_first = [item.id async for item in conversations.items.list(made.id, limit=1)]  # four pages
         assert newest_first == [item.id for item in reversed(listed)]
@@ -61,7 +63,7 @@ async def test_a_conversation_is_created_asked_listed_changed_and_deleted() -> N
         assert await refused(conversations.items.list(made.id)) == gone
         assert await refused(conversations.items.create(made.id, items=[{"role": "user", "content": "x"}])) == gone
         assert await refused(create(model="bob", input="three", conversation=made.id)) == gone
-        # what was said stays in the ledger, and its responses can be read
+        # The messages stay in the ledger, and the responses can still be read.
         assert (await it.client.responses.retrieve(first.id)).output_text == "I hear one"
         assert ["one", "I hear one"] in [thread[:2] for thread in await it.threads()]
 
@@ -188,7 +190,7 @@ async def test_a_conversation_of_somebody_else_is_none() -> None:
             assert await refused(other.conversations.retrieve(made.id)) == gone
             assert await refused(other.conversations.items.list(made.id)) == gone
             assert await refused(other.conversations.delete(made.id)) == gone
-            # the same name is a conversation of its own for another caller
+            # The same name is a separate conversation for another caller.
             await other.responses.create(model="bob", input="mine", conversation=made.id)
             assert texts([item async for item in other.conversations.items.list(made.id, order="asc")])[0] == (
                 "user",
@@ -233,7 +235,7 @@ async def test_a_hundred_and_more_items_are_listed_page_by_page() -> None:
         assert len({item.id for item in listed}) == 140
 
 
-# --- streamed again
+# --- repeated streams
 
 
 async def stream(it: Desk, response_id: str) -> list[Any]:
@@ -278,7 +280,7 @@ async def test_what_runs_in_the_background_is_streamed_until_its_end_and_who_lea
         assert (await it.client.responses.retrieve(made.id)).status == "completed"
 
 
-# --- what chat pages send
+# --- requests of chat pages
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,9 @@ JSON format: { "title": "your concise title here" }
 USER: one
 ASSISTANT: I hear one
 </chat_history>"""
-"""As Open WebUI asks for a title (backend/open_webui/config.py, DEFAULT_TITLE_GENERATION_PROMPT_TEMPLATE), shortened."""
+"""The title request of Open WebUI (backend/open_webui/config.py, DEFAULT_TITLE_GENERATION_PROMPT_TEMPLATE),
+shortened.
+"""
 
 
 async def test_a_chat_page_s_title_task_is_a_thread_of_its_own_and_the_chat_goes_on() -> None:

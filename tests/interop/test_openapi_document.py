@@ -1,4 +1,6 @@
-"""The gateway answers as its OpenAPI document says: Schemathesis makes requests of it, good and bad, alone and in sequences."""
+"""Test that the gateway behaves as its OpenAPI document says. Schemathesis generates valid and invalid requests,
+alone and in sequences.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of the pages that call a gateway run against one, with its own address and token."""
+"""Tests of the programs on pages that call a gateway. They run against a gateway with its address and token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_program_of_page_prints_the_answer_of_the_agent(text: str) -> None
         async with working(node, bob):
             program, count = re.subn(r"http://127\.0\.0\.1:8701", url, re.sub(r'"ui:[\w-]+"', f'"{token}"', text))
             assert count == 1
-            with warnings.catch_warnings():  # the programs leave the closing of their connections to the end of Python
+            with warnings.catch_warnings():  # the programs do not close their connections before Python ends
                 warnings.simplefilter("ignore", ResourceWarning)
                 printed = await asyncio.to_thread(run_program, program, "program of a page")
                 gc.collect()

@@ -1,5 +1,6 @@
-"""Webhooks among the ill-meaning and the broken: callers who ask many things at once, names that nobody answers for,
-receivers that never come to an end, and certificates."""
+"""Tests of webhooks with malicious and broken participants: concurrent requests, names that do not resolve, receivers
+that never finish, and certificates.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +70,13 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
     def look_up(host: str, *rest: Any, **options: Any) -> Any:
         if not str(host).endswith(".example"):
             return real(host, *rest, **options)
-        if host in asked:  # at its registration it was quick
+        if host in asked:  # it was fast during its registration
             answered.wait(60)
         asked.add(host)
         return real("127.0.0.1", *rest, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))  # a small machine
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))  # as on a small machine
     names = [f"silent-{number}.example" for number in range(4)]
     async with (
         running_node() as node,
@@ -181,7 +182,7 @@ async def test_a_receiver_without_an_end_is_judged_by_its_head_and_cut(
 
 @asynccontextmanager
 async def encrypted(folder: Path, name: str) -> AsyncIterator[tuple[Receiver, Path]]:
-    """A receiver with a certificate for a name, which it has made itself."""
+    """Run a receiver with a self-signed certificate for a name. Yield it and the certificate."""
     certificate, key = make_certificate(folder, name=name, stem=name.replace(":", "-"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
@@ -193,7 +194,7 @@ async def encrypted(folder: Path, name: str) -> AsyncIterator[tuple[Receiver, Pa
 async def test_over_tls_the_certificate_has_to_be_trusted_and_the_names_own(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posts, "CONNECT_TIMEOUT_S", 2.0)  # for one who never speaks TLS
+    monkeypatch.setattr(posts, "CONNECT_TIMEOUT_S", 2.0)  # for a receiver that never speaks TLS
     async with (
         encrypted(tmp_path, "DNS:localhost") as (own, own_certificate),
         encrypted(tmp_path, "DNS:other.example") as (other, other_certificate),
@@ -211,10 +212,10 @@ async def test_over_tls_the_certificate_has_to_be_trusted_and_the_names_own(
         both = tmp_path / "both.pem"
         both.write_bytes(own_certificate.read_bytes() + other_certificate.read_bytes())
         monkeypatch.setenv("SSL_CERT_FILE", str(both))
-        monkeypatch.setattr(posts, "_trust", posts._TrustStore())  # as in a gateway that was started with it
+        monkeypatch.setattr(posts, "_trust", posts._TrustStore())  # as in a gateway that was started with this setting
         assert "certificate is not trusted" in (refused := await tried(other.port))
-        assert "other.example" not in refused  # no word of the receiver's
-        assert "no answer" in await tried(receiver.port)  # which speaks no TLS
+        assert "other.example" not in refused  # contains no text of the receiver
+        assert "no answer" in await tried(receiver.port)  # this receiver does not speak TLS
         assert (own.got, other.got, receiver.got) == ([], [], [])
         assert await tried(own.port) == "it answered 204"
         await wait_for_state(mia, (await mia.send("agent:hook", "by TLS"))["seq"], "handled")

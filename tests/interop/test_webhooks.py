@@ -1,4 +1,4 @@
-"""Webhooks: what a receiver gets that knows HTTP and the official library of Standard Webhooks, and nothing else."""
+"""Tests of webhooks as a receiver gets them that has only HTTP and the official Standard Webhooks library."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ async def test_each_message_is_posted_signed_in_order_and_handled_when_the_recei
         seqs = [(await mia.send("agent:hook", number))["seq"] for number in range(5)]
         await mia.send("agent:mia", "for another")
         await receiver.wait_for(3)
-        assert set(receiver.contents()) == {0}  # the first one, again and again, and no other before it
-        assert [await state_of(mia, seq) for seq in seqs] == ["queued"] * 5  # nobody has taken it, so nobody says so
+        assert set(receiver.contents()) == {0}  # the first message again and again, and no other one before it
+        assert [await state_of(mia, seq) for seq in seqs] == ["queued"] * 5  # not accepted, so not reported as accepted
         assert (await wait_for_status(hook, why="it answered 503"))["failing_since"] is not None
         taken.set()
         await wait_for_state(mia, seqs[-1], "handled")
         assert list(dict.fromkeys(receiver.contents())) == [0, 1, 2, 3, 4]
-        assert len({webhook_id for webhook_id, _ in receiver.got}) == 5  # a repeat has the id of the first
+        assert len({webhook_id for webhook_id, _ in receiver.got}) == 5  # a repeat has the ID of the first request
         _, body = receiver.got[-1]
         [message] = [it for it in (await hook.get("/v1/messages", after=0))["messages"] if it["seq"] == seqs[-1]]
         assert body["data"] == message
@@ -108,7 +108,7 @@ async def test_what_a_receiver_refuses_becomes_a_dead_letter_and_the_next_ones_c
         assert await state_of(mia, poison) == "dead"
         [letter] = (await mia.call("network.dead_letters", {"agent_id": "hook"}))["dead_letters"]
         assert (letter["seq"], letter["reason"]) == (poison, "The webhook refused it: it answered 500.")
-        for number in range(4):  # one after the other: then it is the receiver that is broken
+        for number in range(4):  # four failures in a row mean that the receiver is broken
             await mia.send("agent:hook", f"poison {number}")
         status = await wait_for_status(hook, state="paused")
         assert status["why"] == "3 messages in a row were refused; it answered 500"
@@ -136,7 +136,7 @@ async def test_gone_ends_it_a_redirect_is_not_followed_and_a_receiver_that_is_aw
         receiver.answers = lambda *_: 410
         await hook.post("/v1/webhook/resume", {})
         await wait_for_status(hook, state="gone", why="it answered 410")
-        receiver.answers = lambda *_: None  # it hangs up without an answer
+        receiver.answers = lambda *_: None  # closes the connection without an answer
         tried = await hook.post("/v1/webhook/test", {})
         assert tried == {"answer": "away", "told": "no answer (RemoteProtocolError)"}
         receiver.answers = lambda *_: 200
@@ -265,7 +265,7 @@ async def test_nobody_learns_which_names_a_network_has_for_itself(
 async def test_a_name_that_changes_its_address_gains_nothing(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address that was judged is the one that is called; and it is judged anew for each post."""
+    """Every request resolves and checks the name again, and uses exactly the checked address."""
     answers, looked_up = ["93.184.215.14", "127.0.0.1"], []
     real = socket.getaddrinfo
 
@@ -309,7 +309,7 @@ async def test_no_text_of_another_stands_anywhere_but_in_its_message(tmp_path: P
 
 
 async def kill_in_rounds(tmp_path: Path, rounds: int, per_round: int) -> None:
-    """Gateway, receiver and node are killed in turn, while messages go on; what came of it is read from the ledger."""
+    """Kill gateway, receiver and node in turn while messages arrive. The ledger shows the results."""
     rng, file, log = random.Random(5), tmp_path / "hooks", tmp_path / "taken"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -355,7 +355,7 @@ async def kill_in_rounds(tmp_path: Path, rounds: int, per_round: int) -> None:
                         processes[victim].send_signal(signal.SIGKILL)
                         await processes[victim].wait()
                     mia = await node.person("mia")
-                    for seq in seqs[-per_round:]:  # whoever is handled was taken before
+                    for seq in seqs[-per_round:]:  # a handled message was accepted before
                         if await state_of(mia, seq) == "handled":
                             looked += 1
                             ahead += f" {seq}\n" not in log.read_text()
@@ -363,7 +363,7 @@ async def kill_in_rounds(tmp_path: Path, rounds: int, per_round: int) -> None:
                         processes["gateway"] = await spawn_gateway()
                     elif victim == "receiver":
                         processes["receiver"] = await spawn_receiver()
-                        await hook.post("/v1/webhook/resume", {})  # at once, not when the next try is due
+                        await hook.post("/v1/webhook/resume", {})  # at once, and not at the next retry
                 await wait_for_state(await node.person("mia"), seqs[-1], "handled")
         finally:
             for process in processes.values():

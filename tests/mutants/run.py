@@ -1,10 +1,11 @@
-"""Prove that tests see what they promise to see: break one line at a time and require red.
+"""Prove that tests detect what they promise to detect: break one line at a time, and require that the tests fail.
 
     python tests/mutants/run.py [NAME ...]
 
-Each ``*.yaml`` beside this file is a mutant: the `promise` that it breaks, the `file`, the `old` text, which must stand in it
-exactly once, the `new` text, and the `tests` of which every one must fail. The tests are first run on an unchanged copy of the tree,
-where all must pass. The working tree itself is never touched. A mutant that keeps the tests from running is broken, not caught.
+Each ``*.yaml`` file in this folder is a mutant: the `promise` that it breaks, the `file`, the `old` text, which must
+occur there exactly once, the `new` text, and the `tests`, all of which must fail. The tests first run on an unchanged
+copy of the tree, where all must pass. The working tree is never changed. A mutant that prevents the tests from
+running is broken, and does not count as caught.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from roundelay.network.errors import ConfigError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-# Bytecode is copied: it goes by a source's time, which the copies keep, and the changed file has another.
+# Copy bytecode. Python checks it by the time of the source, which copies keep and the changed file does not.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*.egg-info", ".*_cache", ".hypothesis", "build", "dist")
 TESTS_TIMEOUT_S = 300
 
 
 class Mutant(BaseModel):
-    """One change that must turn the tests red."""
+    """One change that must make the tests fail."""
 
     promise: str
     file: str
@@ -39,15 +40,17 @@ class Mutant(BaseModel):
 
 
 class NotCaughtError(Exception):
-    """Why a mutant does not count as caught."""
+    """Reason why a mutant does not count as caught."""
 
 
 class SkippedError(Exception):
-    """The tests of a mutant are all skipped here: they need what is not installed."""
+    """All tests of a mutant are skipped here, because their dependencies are not installed."""
 
 
 def catch_mutant(mutant: Mutant) -> None:
-    """Run the mutant's tests without and with it, in a copy of the tree; raise `NotCaughtError` unless they go from green to red."""
+    """Run the mutant's tests without and with the mutant, in a copy of the tree. Raise `NotCaughtError` unless they
+    first pass and then fail.
+    """
     with tempfile.TemporaryDirectory(prefix="roundelay-mutant-") as directory:
         tree = copy_tree(Path(directory) / "tree")
         source = (tree / mutant.file).read_text(encoding="utf-8")
@@ -66,17 +69,17 @@ def catch_mutant(mutant: Mutant) -> None:
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the tree so that `roundelay` and all below it is imported from the copy, by subprocesses of the tests too."""
+    """Copy the tree, so that tests and their subprocesses import `roundelay` from the copy."""
     shutil.copytree(ROOT, target, ignore=NOT_COPIED, symlinks=True)
     return target
 
 
 def run_tests(tree: Path, tests: list[str]) -> tuple[list[str], str]:
-    """The ids of the tests that failed, and what pytest printed."""
-    # A run of its own, whoever runs it: workers of one run share what they build, as the wheel.
+    """Return the IDs of the failed tests, and pytest's output."""
+    # Start a separate run: workers of one run share their build results, such as the wheel.
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment = known | {"PYTHONPATH": str(tree)}
-    # A mutant may well make a test hang: by signal that is a failed test, not the end of the process.
+    # A mutant may make a test hang. With the method "signal", a timeout fails the test and does not end the process.
     options = ["-q", "-rfE", "--tb=no", "--no-header", "--full", "-p", "no:cacheprovider", "--timeout-method=signal"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],

@@ -1,4 +1,6 @@
-"""Each mutant of this folder names what is there, and is caught, which `./dev test --full` proves; run.py says what that means."""
+"""Tests that each mutant in this folder refers to existing lines and tests. `./dev test --full` also proves that each
+is caught. run.py explains the term.
+"""
 
 from __future__ import annotations
 

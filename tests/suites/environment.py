@@ -1,7 +1,8 @@
-"""Official test suites and foreign frameworks, each installed apart from the project under ``.suites``, for `./dev test --full`.
+"""Official test suites and foreign frameworks for `./dev test --full`. Each is installed separately from the project,
+under ``.suites``.
 
-A suite's file of exact versions stands beside its test: ``NAME.txt`` for pip, ``NAME/package.json`` for npm. It is installed at the
-first use and again when that file changes; which registry is asked is pip's and npm's own setting.
+A suite's file with exact versions is next to its test: ``NAME.txt`` for pip, ``NAME/package.json`` for npm. The suite
+is installed at its first use, and again when that file changes. The settings of pip and npm select the registry.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ INSTALL_TIMEOUT_S = 900
 
 
 def python_of(name: str, *, with_roundelay: bool = False) -> Path:
-    """The Python in which the packages of ``NAME.txt`` are installed, and this checkout too if wanted. Skips the test
-    where they cannot be."""
+    """Return a Python with the packages of ``NAME.txt``, and with this checkout if requested. Skip the test if they
+    cannot be installed.
+    """
     wanted = HERE / f"{name}.txt"
 
     def install(folder: Path) -> None:
@@ -39,7 +41,7 @@ def python_of(name: str, *, with_roundelay: bool = False) -> Path:
 
 
 def node_modules_of(name: str) -> Path:
-    """The ``node_modules`` of ``NAME/package.json``. Skips the test where they cannot be installed."""
+    """Return the ``node_modules`` of ``NAME/package.json``. Skip the test if they cannot be installed."""
     wanted = HERE / name / "package.json"
 
     def install(folder: Path) -> None:
@@ -51,7 +53,7 @@ def node_modules_of(name: str) -> Path:
 
 
 def run(*command: str, cwd: Path | None = None) -> None:
-    """Raises `CalledProcessError`, whose output pip and npm have printed."""
+    """Run a command. Raise `CalledProcessError` if it fails. pip and npm have then printed the reason."""
     subprocess.run(command, cwd=cwd, check=True, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr)
 
 
@@ -60,7 +62,7 @@ def _installed(name: str, wanted: bytes, install: Callable[[Path], None]) -> Pat
     mark = hashlib.sha256(wanted + os.fsencode(ROOT)).hexdigest()
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may ask for it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may need it at the same time
         if not (stamp.exists() and stamp.read_text() == mark):
             stamp.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""LangChain's standard tests of a chat model, run in an environment of their own (`langchain.txt`) against a gateway.
+"""LangChain's standard tests of a chat model. They run in their own environment (`langchain.txt`) against a gateway.
 
-What fails is expected to, each with its reason: what an agent's client cannot ask for.
+Each expected failure has its reason: requests that a client cannot make to an agent.
 """
 
-# what stands here is installed in another environment than the one in which it is checked
+# These packages are installed in another environment than that of the type checker.
 import os
 from typing import Any
 
@@ -36,9 +36,9 @@ class TestAgent(ChatModelIntegrationTests):
 
     @property
     def has_structured_output(self) -> bool:
-        return False  # it answers in text
+        return False  # it answers with text
 
-    # its client of responses leaves `stop` out by itself
+    # its Responses client omits `stop` on its own
     @pytest.mark.xfail(API == "chat", reason="an agent's answer is not cut: `stop` is refused", strict=True)
     def test_stop_sequence(self, model: BaseChatModel) -> None:
         super().test_stop_sequence(model)

@@ -1,6 +1,8 @@
-"""A plugin of pytest for the compatibility kit of A2A: the kit knows no tokens, so each request of its client gets one.
+"""A pytest plugin for the A2A compatibility kit. The kit has no tokens, so the plugin adds one to each request of its
+client.
 
-With ``KIT_UNIQUE`` each message has an id of its own, as the specification has it (4.1.4); the kit gives one id to many.
+With ``KIT_UNIQUE``, each message gets its own ID, as the specification requires (4.1.4). The kit itself uses one ID
+for many messages.
 """
 
 from __future__ import annotations
