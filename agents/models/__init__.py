@@ -1,6 +1,6 @@
-"""Models: the protocol that answers a reaction's turns (`model`) and its implementations, one module each.
+"""Models: the interface between a reaction and a model (`model`), and its implementations, one module each.
 
-Names are resolved on first use, so importing this package loads no provider.
+Names are resolved on first use, so importing this package does not import a provider's package.
 """
 
 from __future__ import annotations

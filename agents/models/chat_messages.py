@@ -2,13 +2,13 @@
 
 `write_messages` produces an order that no known server refuses:
 
-- one system message, first;
-- then a user message, after which user and assistant alternate;
-- after tool results a user message, or directly the model's next turn, depending on the server's rules;
-- last a user or tool message.
+- The first message is the only system message.
+- A user message follows, and then user and assistant messages alternate.
+- After tool results comes a user message or the model's next turn, depending on the server's rules.
+- The last message is a user or tool message.
 
-Call ids, and the fields that a server wants back with a reply, follow the rules of the endpoint (`endpoint_rules`).
-Pure: the same request and rules give the same messages.
+Call ids, and the fields that a server requires with its earlier replies, follow the rules of the endpoint
+(`endpoint_rules`). This module is pure: the same request and rules lead to the same messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the SDK's types check what is written here, and the SDK its
 
 NOTE_OPEN, NOTE_CLOSE = "<system_note>", "</system_note>"
 NOTE_HEAD = "This note is not part of the result."
-"""First line of a note after the last result. A note is text from the reaction for the model's next turn."""
+"""First line of a note after the last tool result. A note is text from the reaction for the model's next turn."""
 
 _NOTE_TAG = re.compile(r"<(?=\s*/?\s*system_note)", re.IGNORECASE)
 GO_ON = "Go on."
@@ -70,8 +70,9 @@ _Arranged = UserMessage | AssistantMessage | _Result
 def write_messages(
     messages: Sequence[ChatMessage], rules: EndpointRules | None = None, endpoint: str = ""
 ) -> list[ChatCompletionMessageParam]:
-    """Return the API's messages for a conversation. ``endpoint`` is the receiving endpoint, named as in
-    `ReplyOrigin`."""
+    """Return the API's messages for a conversation. ``endpoint`` is the name of the receiving endpoint, as in
+    `ReplyOrigin`.
+    """
     rules = rules or EndpointRules()
     heads = [message.content for message in messages if isinstance(message, SystemMessage)][: _count_heads(messages)]
     head = "\n\n".join(text for text in heads if text.strip())
@@ -82,8 +83,8 @@ def write_messages(
 
 
 def find_note(content: str) -> int:
-    """Return the index at which a result ends and its notes begin, or the length of the content if there are no
-    notes.
+    """Return the index in the content of a tool message at which the result ends and its notes begin. Without notes,
+    return the length of the content.
     """
     index = content.find(f"\n\n{NOTE_OPEN}\n")
     return len(content) if index < 0 else index
@@ -129,8 +130,8 @@ def _add_user(arranged: list[_Arranged], message: UserMessage, rules: EndpointRu
         case _Result() if rules.notes == "in_results" and not has_files:
             last.notes.append(message.content)
         case _Result() if rules.notes == "in_results":
-            # A result can contain only text, so the images follow as a user message. The assistant message keeps the
-            # order of roles valid.
+            # A result can contain only text, so send the images in a separate user message. An assistant message before
+            # it keeps the order of roles valid.
             arranged += [AssistantMessage(SEEN), message]
         case _:
             arranged.append(message)
@@ -160,7 +161,7 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
                 continue
             is_sent = _ID_FORMS[rules.call_ids].fullmatch(call.id) is not None
             sent, salt = call.id, 0
-            while not is_sent or sent in used:  # two long ids may have the same short hash
+            while not is_sent or sent in used:  # repeat, because two long ids may have the same short hash
                 sent, salt, is_sent = derive_short_id(call.id, salt), salt + 1, True
             chosen[call.id] = sent
             used.add(sent)
@@ -184,7 +185,7 @@ def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[st
         case AssistantMessage():
             return _write_assistant(message, rules, endpoint, ids)
         case _Result(ToolMessage(call_id, content), notes):
-            # A result must not be able to imitate a note, which the model takes for the agent's own words.
+            # Escape the tag of notes in a result: the model trusts notes, so a result must not imitate one.
             result = _NOTE_TAG.sub("&lt;", content) if content.strip() else NO_OUTPUT
             if notes:
                 note_text = "\n\n".join(notes)
@@ -216,7 +217,8 @@ def _write_assistant(
         if rules.signs_calls and not is_signed:
             fields["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": _SUBSTITUTE}}
     if rules.reasoning == "required":
-        # An empty string counts as missing, a space does not: https://github.com/NousResearch/hermes-agent/pull/17341
+        # Send a space, because an empty string counts as missing:
+        # https://github.com/NousResearch/hermes-agent/pull/17341
         fields["reasoning_content"] = fields.get("reasoning_content") or " "
     turn: ChatCompletionAssistantMessageParam = fields  # type: ignore[assignment]
     return turn
@@ -232,8 +234,8 @@ def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
 
 
 def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
-    """Add to a call the fields that the server requires in later requests. ``function`` contains the fields of the
-    call's ``function`` part.
+    """Add the fields to a call that the server requires in later requests. ``fields["function"]`` contains the fields
+    for the call's ``function`` part.
     """
     inner = {name: value for name, value in fields.items() if name != "function"}
     return {**call, **inner, "function": {**fields.get("function", {}), **call["function"]}}
@@ -247,6 +249,6 @@ def _write_file(file: File) -> ChatCompletionContentPartParam:
     form = _AUDIO.get(file.media_type)
     if form is not None:
         return {"type": "input_audio", "input_audio": {"data": file.data, "format": form}}
-    # The API's reference says base64, but the API expects a `data:` URL with the media type.
+    # The API's reference documents plain base64, but the API expects a `data:` URL with the media type.
     data = f"data:{file.media_type};base64,{file.data}"
     return {"type": "file", "file": {"filename": file.name, "file_data": data}}

@@ -1,8 +1,8 @@
 """Parser for replies of OpenAI-compatible servers, both complete replies and streams.
 
-Servers differ from OpenAI's server in every part: content as a list of parts, calls without an index or an id, streams
-without a finish reason. `read_completion` and `Draft.add_chunk` take parsed JSON. They raise `ValueError` for a reply
-that cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
+Servers deviate from OpenAI's format in many ways: content as a list of parts, calls without an index or an id, streams
+without a finish reason. The arguments of `read_completion` and `Draft.add_chunk` are parsed JSON. Both raise
+`ValueError` for a reply that cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = Mapping[str, Any]
 
 
 class ErrorInside(Exception):
-    """An error inside a reply with status 200 or inside a stream. ``body`` is the JSON of the error."""
+    """A server reported an error inside a reply with status 200 or inside a stream. ``body`` is the error's JSON."""
 
     def __init__(self, body: object) -> None:
         super().__init__("the reply holds an error")
@@ -43,12 +43,12 @@ class ErrorInside(Exception):
 
 @dataclass(slots=True)
 class CallDraft:
-    """Tool call whose pieces are still arriving. ``index`` is the server's index of the call, if the server sends one."""
+    """Tool call whose pieces are still arriving. ``index`` is the server's index of the call, or None."""
 
     index: int | None = None
     id: str = ""
     name: str = ""
-    # Use a buffer instead of a str: adding a piece to a long str copies all of it.
+    # Use a buffer instead of a str, because adding a piece to a long str copies the whole str.
     arguments: StringIO = field(default_factory=StringIO)
     fields: dict[str, JsonValue] = field(default_factory=dict)
     """Fields of the call that later requests must send back to the server."""
@@ -57,7 +57,9 @@ class CallDraft:
         return self.arguments.tell() > 0
 
     def is_whole(self) -> bool:
-        """Whether the received arguments are a complete JSON object. If so, the next object belongs to another call."""
+        """Return whether the received arguments are a complete JSON object. After a complete object, the next object
+        belongs to another call.
+        """
         arguments = self.arguments.getvalue().strip()
         if not arguments.endswith("}"):
             return False
@@ -69,7 +71,7 @@ class CallDraft:
 
 @dataclass(slots=True)
 class Draft:
-    """Partially parsed reply. ``is_done`` is true if the server has marked the end of the stream."""
+    """Reply that has arrived partially. ``is_done`` is true if the server has marked the end of the stream."""
 
     tools: Collection[str] = ()
     text: StringIO = field(default_factory=StringIO)
@@ -89,8 +91,9 @@ class Draft:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply is complete. Some servers end a stream with ``[DONE]`` and no finish reason
-        (https://github.com/waybarrios/vllm-mlx/issues/628)."""
+        """Whether the reply is complete. Some servers end a stream with ``[DONE]`` and without a finish reason
+        (https://github.com/waybarrios/vllm-mlx/issues/628).
+        """
         return bool(self.finish_reason) or self.is_done
 
     def add_chunk(self, chunk: object) -> list[ModelDelta]:
@@ -107,7 +110,7 @@ class Draft:
         index = choice.get("index")
         if self._choice is None:
             self._choice = index
-        # A server that was asked for one choice may send several. Their texts must not be mixed.
+        # Ignore further choices: a server may send several although one was requested, and their texts must not mix.
         elif index is not None and index != self._choice:
             return ModelDelta()
         self._add_usage(choice)  # Kimi sends the usage here: https://github.com/earendil-works/pi/issues/2017
@@ -118,7 +121,7 @@ class Draft:
         if isinstance(delta, Mapping):
             return self._add_message(delta, is_piece=True)
         message = choice.get("message")
-        if isinstance(message, Mapping) and self._is_empty():  # otherwise the message repeats the pieces
+        if isinstance(message, Mapping) and self._is_empty():  # after pieces, a whole message would repeat them
             return self._add_message(message, is_piece=False)
         if delta is not None:
             raise ValueError("a piece of the reply is not a JSON object")
@@ -129,15 +132,15 @@ class Draft:
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
-        # Do this only at the end. Until then the closing tag may still arrive, and the text before it was shown as
-        # text.
+        # Extract this reasoning only at the end, because the closing tag may arrive with any piece. People have already
+        # seen the reasoning as text.
         self._extract_unopened_reasoning()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
 
     def _extract_unopened_reasoning(self) -> None:
-        """Move reasoning that only a closing tag marks from the text to the reasoning.
+        """Move reasoning that has only a closing tag from the text to the reasoning.
 
-        The chat templates of some models end with the opening tag, so the reply lacks that tag
+        The chat templates of some models end with the opening tag, so the reply does not contain the opening tag
         (https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698). A
         closing tag after an opening tag or inside a code block is part of the text.
         """
@@ -186,7 +189,9 @@ class Draft:
     # --- calls
 
     def _add_piece(self, part: Json, position: int, count: int) -> None:
-        """Add a piece of a call. ``position`` is the index of the piece among the ``count`` calls of its chunk."""
+        """Add a piece of a call to the draft. ``position`` is the index of the piece among the ``count`` pieces of the
+        chunk.
+        """
         call = self._find_call(part, position, count)
         if call is None:
             self._open_call(part)
@@ -206,10 +211,10 @@ class Draft:
         if call.index is None:
             call.index = _read_index(part)
         call.id = call.id or as_text(part.get("id"))
-        # Some servers repeat the name in every piece.
+        # Ignore an equal name, because some servers repeat the name in every piece.
         if name and name != call.name:
             call.name += name
-        # Some servers repeat the whole call at the end.
+        # Ignore equal complete arguments, because some servers repeat the whole call at the end.
         is_repeated = arguments.strip() != "" and arguments == call.arguments.getvalue() and call.is_whole()
         call.arguments.write("" if is_repeated else arguments)
         _add_fields(call.fields, part, _CALL_FIELDS)
@@ -219,10 +224,11 @@ class Draft:
             call.fields["function"] = {**_as_object(call.fields.get("function")), **inner}
 
     def _find_call(self, part: Json, position: int, count: int) -> CallDraft | None:
-        """Return the call to which a piece belongs. None means that the piece begins a new call.
+        """Return the call to which a piece belongs, or None if the piece begins a new call.
 
-        The id decides first, then the index, then the position. A server may repeat an id or index, send it only in the
-        first piece, or send neither (https://github.com/open-webui/computer/issues/224).
+        Use the id of the piece or, without an id, its index. Without both, use its position. A server may repeat an id
+        or index, send it only in the first piece, or send neither
+        (https://github.com/open-webui/computer/issues/224).
         """
         call_id, index, name = as_text(part.get("id")), _read_index(part), _read_name(part)
         if call_id:
@@ -253,7 +259,9 @@ class Draft:
         return None
 
     def _begins_another(self, call: CallDraft, name: str, part: Json) -> bool:
-        """Return whether a piece begins another call: it names a tool, and the arguments of ``call`` are complete."""
+        """Return whether a piece begins a call after ``call``. Such a piece names a tool, and the name and arguments of
+        ``call`` are already complete.
+        """
         if not name:
             return False
         if call.has_arguments():
@@ -262,14 +270,15 @@ class Draft:
             if name != call.name:
                 return True
             return arguments != call.arguments.getvalue() and call.is_whole()
-        # A name may arrive in pieces: `get` and `_time` are one name if `get_time` is a tool, two if both are tools.
+        # A name may arrive in pieces: `get` and `_time` are one name if `get_time` is a tool, and two names if `get`
+        # and `_time` are tools.
         if call.name in self.tools and name in self.tools and name != call.name:
             return not any(tool.startswith(call.name + name) for tool in self.tools)
         return False
 
 
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
-    """Parse a complete reply."""
+    """Parse a complete reply that was not streamed."""
     if isinstance(body, str):  # the server did not declare JSON
         text = body
         try:
@@ -298,7 +307,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
 
 
 def describe_page(text: str) -> str:
-    """Describe a reply that is not JSON. In most cases it is the page of a login, a proxy or a wrong address."""
+    """Describe a reply that is not JSON. Most such replies are web pages of a login, a proxy or a wrong address."""
     words = shorten_page(text)[:200]
     return f"it is not JSON: {words!r}; check the address" if words else "it is empty"
 
@@ -318,20 +327,23 @@ def raise_for_error(body: Json) -> None:
 
 
 def raise_for_list(body: object) -> None:
-    """Raise `ErrorInside` for a list of errors, as Gemini's endpoint sends it
-    (https://github.com/FuzzAnything/PromptFuzz/issues/42)."""
+    """Raise `ErrorInside` if the body is a list with an error, which is the form of errors from Gemini's endpoint
+    (https://github.com/FuzzAnything/PromptFuzz/issues/42).
+    """
     if isinstance(body, list) and any(isinstance(item, Mapping) and item.get("error") for item in body):
         raise ErrorInside(body)
 
 
 def _is_status(body: Json) -> bool:
-    """Return whether an object without choices reports an error. Servers also send such objects while they work."""
+    """Return whether an object without choices reports an error. Servers also send objects without choices that report
+    no error, for example their progress.
+    """
     kind = " ".join(str(body.get(name) or "") for name in ("object", "type", "status"))
     return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
 
 def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator[ToolCall]:
-    """Give each call a unique id. Servers omit or repeat ids, but results are matched to calls by id."""
+    """Yield the calls with unique ids. Servers omit or repeat ids, but results are matched to calls by id."""
     seen = {
         call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
     }
@@ -342,8 +354,9 @@ def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator
 
 
 def _unwrap_arguments(text: str) -> str:
-    """Return the inner object of arguments that are JSON inside JSON
-    (https://github.com/vllm-project/vllm/pull/54964)."""
+    """Return the inner JSON object of arguments that were encoded as JSON twice
+    (https://github.com/vllm-project/vllm/pull/54964). Return other arguments unchanged.
+    """
     if not text.lstrip().startswith('"'):
         return text
     try:
@@ -354,11 +367,11 @@ def _unwrap_arguments(text: str) -> str:
 
 
 def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *, is_required: bool) -> ReplyOrigin:
-    """Return the origin of a reply, with the fields that the server wants back.
+    """Return the origin of a reply, with the fields that later requests must send back to the server.
 
-    The fields are kept only for a reply with tool calls. After an answer in text, no server needs its earlier
-    reasoning. ``learned`` contains the rules learned from refusals. ``is_required``: the server refuses requests
-    without the reasoning.
+    The fields are kept only for a reply with tool calls, because no server needs the reasoning of an earlier answer in
+    text. ``learned`` contains the rules learned from refusals. ``is_required``: the server refuses requests without the
+    reasoning.
     """
     if not draft.calls:
         return ReplyOrigin(endpoint, rules=learned)
@@ -412,7 +425,7 @@ def _read_parts(parts: Iterable[object]) -> tuple[str, str, str]:
 
 
 def _read_inner(value: object) -> str:
-    """Return all text inside a content part. Its field ``thinking`` may be text or a nested list of parts."""
+    """Return all text inside a content part. The field ``thinking`` of a part may be text or a nested list of parts."""
     match value:
         case str():
             return value
@@ -426,7 +439,7 @@ def _read_inner(value: object) -> str:
 
 
 def _read_reasoning(message: Json) -> str:
-    for name in ("reasoning_content", "reasoning", "reasoning_text"):  # no name is standard
+    for name in ("reasoning_content", "reasoning", "reasoning_text"):  # servers use different names
         value = message.get(name)
         if isinstance(value, str) and value:
             return value
@@ -437,8 +450,8 @@ _MESSAGE_FIELDS: tuple[str, ...] = (
     "reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "reasoning_opaque", "thinking_blocks",
     "extra_content",
 )  # fmt: skip
-"""Fields that servers want back with a message: DeepSeek, Kimi, vLLM (``reasoning_content``), OpenRouter
-(``reasoning_details``), LiteLLM for Anthropic's models (``thinking_blocks``), Google (``extra_content``).
+"""Fields of a message that servers require or accept in later requests: ``reasoning_content`` (DeepSeek, Kimi, vLLM),
+``reasoning_details`` (OpenRouter), ``thinking_blocks`` (LiteLLM for Anthropic's models), ``extra_content`` (Google).
 
 https://api-docs.deepseek.com/guides/thinking_mode, https://openrouter.ai/docs/use-cases/reasoning-tokens,
 https://github.com/BerriAI/litellm/issues/15601, https://ai.google.dev/gemini-api/docs/openai
@@ -456,7 +469,7 @@ def _add_fields(fields: dict[str, JsonValue], piece: Json, names: Iterable[str])
 
 
 def _join(previous: JsonValue, value: Any) -> JsonValue:
-    """Append a streamed piece of a field to the part of the value that arrived earlier."""
+    """Append a streamed piece of a field to the value that has arrived so far."""
     if isinstance(previous, str) and isinstance(value, str):
         return previous + value
     if isinstance(previous, list) and isinstance(value, list):
@@ -479,9 +492,9 @@ _GROWING = ("text", "thinking", "summary", "data")
 
 
 def _join_blocks(previous: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValue]:
-    """Append each piece to the last block if the piece continues that block, and otherwise as a new block.
+    """Add streamed pieces to a list of blocks. A piece either continues the last block or becomes a new block.
 
-    A piece continues a block that is unsigned and has the same kind and index.
+    A piece continues a block if the block has no signature yet and has the same kind and index.
     """
     blocks = list(previous)
     for piece in pieces:
@@ -521,7 +534,7 @@ def _list_objects(where: Json, name: str) -> Iterator[Json]:
 
 
 def _wrap_function(part: Json) -> Json:
-    """Return a call with its name and arguments inside ``function``. Some servers place them outside."""
+    """Return a call with its name and arguments inside ``function``. Some servers place both outside of it."""
     if part.get("function") is not None or not isinstance(part.get("name"), str):
         return part
     return {**part, "function": {name: part.get(name) for name in ("name", "arguments")}}
@@ -541,11 +554,11 @@ def _read_name(part: Json) -> str:
 
 
 def read_usage(usage: object) -> Usage:
-    """Return the token counts of a reply; 0 for values that are not numbers."""
+    """Return the token counts of a reply. A value that is not a number counts as 0."""
     if not isinstance(usage, Mapping):
         return Usage()
     prompt, completion = (usage.get(f"{kind}_tokens_details") for kind in ("prompt", "completion"))
-    # The count of cached tokens has a different field at OpenAI, at DeepSeek and at gateways to Anthropic's models.
+    # OpenAI, DeepSeek and gateways to Anthropic's models use different fields for the count of cached tokens.
     cached = (_count(prompt, "cached_tokens"), *(_count(usage, name) for name in _CACHED))
     return Usage(
         _count(usage, "prompt_tokens"),

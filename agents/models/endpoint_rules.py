@@ -2,8 +2,8 @@
 
 `find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each
 rule. For an unknown server, `learn` derives a rule from the text of a refusal. The rule is recorded with the reply
-(`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model.
-Fields that a server returns are sent back only to the same endpoint. No IO.
+(`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` returns a name for an endpoint and
+its model. Fields from a server's replies are sent back only to the same endpoint. This module does no IO.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ Reasoning = Literal["sealed", "returned", "required", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """The rules of one endpoint. The defaults suit an unknown server.
+    """Rules of one endpoint. The defaults suit an unknown server.
 
-    ``notes``: how text after tool results is sent. ``as_user`` sends a user message. ``in_results`` appends the text to
-    the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user message
-    there (https://github.com/avante-corp/avante.nvim/issues/2562). DeepSeek's models end a turn of reasoning and tool
-    calls at the next user message (https://api-docs.deepseek.com/guides/thinking_mode). The same is assumed for Kimi
-    and Gemini, without a source.
+    ``notes``: form of text after tool results. ``as_user`` sends a user message. ``in_results`` appends the text to the
+    last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user message after
+    results (https://github.com/avante-corp/avante.nvim/issues/2562). DeepSeek's models end a turn of reasoning and tool
+    calls at the next user message (https://api-docs.deepseek.com/guides/thinking_mode). Kimi and Gemini are assumed to
+    behave like DeepSeek; no source confirms this.
 
-    ``call_ids``: ``own`` sends ids unchanged, as Kimi requires. The other values replace ids of a different form by
-    nine letters and digits. ``nine``: Mistral accepts no other form
+    ``call_ids``: form of the ids of tool calls. ``own`` sends ids unchanged, as Kimi requires. The other values replace
+    ids that the server would refuse with nine letters and digits. ``nine``: Mistral accepts only this form
     (https://github.com/langchain-ai/langchain/pull/24668). ``safe``: OpenAI accepts at most 40 characters
-    (https://github.com/vercel/ai/issues/5171), Anthropic letters, digits, ``_`` and ``-``
-    (https://github.com/BerriAI/litellm/pull/34523). So calls that another server made may need new ids.
+    (https://github.com/vercel/ai/issues/5171), and Anthropic accepts letters, digits, ``_`` and ``-``
+    (https://github.com/BerriAI/litellm/pull/34523). Calls from another server may therefore need new ids.
 
-    ``reasoning``: which reasoning is sent back with a reply that called tools. ``sealed``: signed or encrypted
-    reasoning, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all of it.
-    ``required``: all of it, and a blank if it is missing (https://github.com/openai/openai-agents-python/issues/2155).
-    ``dropped``: none.
+    ``reasoning``: the reasoning that is sent back with a reply that called tools. ``sealed``: only signed or encrypted
+    reasoning, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all reasoning.
+    ``required``: all reasoning, or a blank if there is none
+    (https://github.com/openai/openai-agents-python/issues/2155). ``dropped``: no reasoning.
 
-    ``signs_calls``: the first call of a turn needs a signature. A call of another model gets Google's substitute
-    (https://ai.google.dev/gemini-api/docs/thought-signatures).
+    ``signs_calls``: the first call of a turn needs a signature. A call from another model gets a substitute that Google
+    accepts (https://ai.google.dev/gemini-api/docs/thought-signatures).
 
     ``declares_used_tools``: a request without tools must still declare the tools that its history used
     (https://github.com/BerriAI/litellm/issues/40735).
@@ -187,7 +187,7 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"reasoning": "required"},
     ),
 )
-"""Patterns of refusals, each with the rule that it reveals. The first match that changes a rule applies."""
+"""Patterns of refusals, each with the rule that such a refusal reveals. The first match that changes a rule applies."""
 
 
 def is_sealed(name: str, value: JsonValue) -> bool:
@@ -198,18 +198,20 @@ def is_sealed(name: str, value: JsonValue) -> bool:
 
 
 def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
-    """Return the rules with the rule that a refusal reveals added. Return None if the text reveals no new rule."""
+    """Return ``rules`` with the change that a refusal reveals. Return None if the text reveals no new rule."""
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above
-        # Skip a rule that already applies: the server refused the request despite that rule, for another reason.
+        # Skip a rule that already applies: the server refused the request for another reason.
         if changed != rules and re.search(pattern, words):
             return changed
     return None
 
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
-    """Apply rules recorded in an earlier reply. Ignore rules and values that a newer version of Roundelay recorded."""
+    """Return ``rules`` with the rules that an earlier reply recorded. Ignore unknown rules and values, which a newer
+    version of Roundelay may have recorded.
+    """
     valid = {
         name: value
         for name, value in recorded.items()
@@ -233,7 +235,7 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 def name_endpoint(base_url: str | None, model: str) -> str:
     """Return a name for a model at an endpoint, such as ``api.deepseek.com#1f0c9a2b deepseek-reasoner``.
 
-    The digest covers the whole URL. The path itself is left out because it may contain a key.
+    The hash after ``#`` covers the whole URL. The path itself is omitted, because it may contain a key.
     """
     parts = urlsplit(base_url or "https://api.openai.com/v1")
     netloc = parts.netloc.rpartition("@")[2]  # without user name and password

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DONE = "[DONE]"
-"""Last event of a stream, for servers that mark its end."""
+"""Last event of a stream, from servers that mark the end of a stream."""
 
 
 MAX_ATTEMPTS = 16
-"""Maximum number of attempts to parse an incomplete event. Up to this number of lines, each new line is an attempt."""
+"""Maximum number of attempts to parse an event that has several lines. Each new line leads to one attempt."""
 
 
 MAX_STRAY_CHARS = 2000
@@ -19,13 +19,13 @@ MAX_STRAY_CHARS = 2000
 
 @dataclass(slots=True)
 class EventReader:
-    """Incremental parser that is more lenient than the standard for server-sent events.
+    """Incremental parser of a stream of server-sent events, more lenient than the standard.
 
     Some servers omit the blank line between events or after the last event. Some send an error as a bare line of JSON.
     """
 
     stray: str = ""
-    """First lines that belong to no event, for example the lines of a web page."""
+    """First lines of the stream that belong to no event, for example the lines of a web page."""
 
     _rest: bytes = b""
     _pending: list[str] = field(default_factory=list)  # lines of an event whose JSON is incomplete
@@ -79,13 +79,13 @@ class EventReader:
             self._name = ""
             return []
         if self._name == "error":
-            # An error need not be JSON. Its words are reported as they are.
+            # An error need not be JSON. Report its text unchanged.
             return [self._finish_event(text)]
         self._finish_event(None)
         return [json.loads(text)]
 
     def _finish_event(self, event: object) -> object:
-        """Drop the pending lines. Return the event, wrapped as an error if the stream named it ``error``."""
+        """Drop the pending lines. Return the event, wrapped as an error if the stream named the event ``error``."""
         is_error = self._name == "error" and not (
             isinstance(event, Mapping) and ("error" in event or "choices" in event)
         )

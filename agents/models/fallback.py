@@ -1,8 +1,8 @@
-"""Combines several models into one: the first model that answers is used.
+"""Combines several models into one model, which returns the reply of the first model that answers.
 
-Use it for a provider that may be down, busy or out of credit. Each model is asked once per attempt, and the reaction's
-policy sets the number of attempts. Errors that every model would repeat are raised at once: the request is rejected,
-filtered or too long.
+Use a fallback for a provider that may be down, busy or out of credit. Each attempt asks each model at most once, and
+the reaction's policy sets the number of attempts. If a request is rejected, filtered or too long, the error is raised
+at once, because every other model would probably fail in the same way.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SAME_FOR_ALL = ("rejected", "content_filter", "context_too_long")
 
 
 class FallbackModel:
-    """Asks ``models`` in order. If all fail, raises the last retryable `ModelError`, or the last error if none is
-    retryable.
+    """Model that asks ``models`` in order until one of them answers. If all fail, it raises the last retryable
+    `ModelError`, or the last error if no error is retryable.
     """
 
     def __init__(self, *models: Model) -> None:
@@ -63,7 +63,9 @@ class FallbackModel:
 
 
 def list_names(model: Model) -> list[str]:
-    """Return the names of the models that may answer for this model. This is one name, except for a `FallbackModel`."""
+    """Return the names of the models that may answer a request to ``model``: several names for a `FallbackModel`, and
+    otherwise one name.
+    """
     if not isinstance(model, FallbackModel):
         return [model.name]
     return [name for choice in model.models for name in list_names(choice)]

@@ -1,10 +1,10 @@
-"""Tool calls for servers that do not support them: each step is one JSON object, whose form ``response_format``
-enforces.
+"""Tool calls for servers that do not support them. The model writes each call as a step, which is one JSON object, and
+``response_format`` enforces the form of this object.
 
-`encode_steps` turns a request into plain system, user and assistant texts, and into the schema that the reply must
-follow. `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends the request. This module does no IO. If a
-model ignores the schema, as much as possible of its reply is parsed. The reaction loop answers each call that remains
-invalid with an error.
+`encode_steps` converts a request to plain system, user and assistant texts, and to the schema that the reply must
+follow. `decode_step` converts the reply's text to a `ToolCall`. `openai_model` sends the request. This module does no
+IO. If a model ignores the schema, as much as possible of its reply is parsed. The reaction loop answers each call that
+is still invalid with an error.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PlainMessage = SystemMessage | UserMessage | AssistantMessage
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """A request as plain texts with their images and files.
+    """A request as plain texts with their images and files, without tools and tool calls.
 
-    ``schema`` is the schema of the reply, or None for free text. ``is_strict``: the strict mode of a server accepts the
-    schema.
+    ``schema`` is the schema of the reply, or None for free text. ``is_strict``: whether the strict mode of servers
+    accepts the schema.
     """
 
     messages: tuple[PlainMessage, ...]
@@ -65,14 +65,14 @@ def encode_steps(request: ModelRequest) -> StepRequest:
     if tools:
         schema = _build_step_schema(tools)
     elif any(isinstance(message, AssistantMessage) and message.tool_calls for message in request.messages):
-        # Give the closing answer a schema too: the history contains steps as JSON, and the model would imitate them.
+        # Set a schema for the final answer too: the history contains steps as JSON, and the model would imitate them.
         schema = _build_object({"answer": {"type": "string"}})
     return StepRequest(tuple(messages), schema, schema is not None and _fits_strict_mode(schema))
 
 
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Parse a reply into (text, calls). A reply without a step is text. A step with broken arguments becomes a call
-    with these arguments, and the loop answers that call with an error.
+    """Parse a reply into its text and its calls. A reply without a step is text. A step with broken arguments becomes a
+    call with these arguments, and the loop answers this call with an error.
     """
     unfenced = strip_code_fence(text)
     try:
@@ -129,8 +129,8 @@ _ANSWER_HEAD = re.compile(r'\{\s*"answer"\s*:\s*"')
 
 
 def _decode_broken_step(request: ModelRequest, text: str, written: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Parse a step that is incomplete because of a length limit, or that a model garbled. ``written`` is the text
-    without a code fence.
+    """Parse a step that is not valid JSON, because a length limit cut it off or because the model made a mistake.
+    ``written`` is the text without a code fence.
     """
     if step := _STEP_HEAD.match(written):
         return None, (ToolCall(derive_call_id(request, 0), json.loads(step["name"]), written[step.end() :]),)
@@ -138,7 +138,7 @@ def _decode_broken_step(request: ModelRequest, text: str, written: str) -> tuple
         rest = written[answer.end() :]
         try:
             return json.loads(f'"{rest}"') or None, ()
-        except ValueError:  # for example, cut inside an escape
+        except ValueError:  # for example, the text was cut off inside an escape sequence
             return rest or None, ()
     return text.strip() or None, ()
 
@@ -154,7 +154,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
             case UserMessage():
                 yield message
             case AssistantMessage(content, calls):
-                # Plain text has no call ids, so each result names the tool whose call it answers.
+                # Plain text has no call ids, so remember the tool of each call. A result then names its tool.
                 names.update((call.id, call.name) for call in calls)
                 texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
                 yield AssistantMessage("\n".join(texts))
@@ -165,7 +165,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
 
 
 def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
-    """Join consecutive messages of one role. Many chat templates refuse roles that do not alternate."""
+    """Join consecutive messages of the same role, because many chat templates refuse roles that do not alternate."""
     for _, group in groupby(messages, key=type):
         neighbours = list(group)
         joined = replace(neighbours[0], content="\n\n".join(neighbour.content or "" for neighbour in neighbours))
@@ -180,8 +180,8 @@ def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
 
 
 def _write_result(content: str) -> str:
-    """Return a result as JSON, unchanged if it already is JSON. In a user message, the text of a tool must be
-    distinguishable from the text that follows.
+    """Return a tool's result as JSON. A result that already is JSON stays unchanged. JSON separates the result from the
+    text that follows it in the user message.
     """
     try:
         json.loads(content)
@@ -194,7 +194,8 @@ def _render_call(call: ToolCall) -> str:
     try:
         return _write_step(call.name, json.loads(call.arguments or "{}"))
     except (ValueError, RecursionError):
-        # The loop answered this call with an error. Quote its arguments, so that the step stays JSON.
+        # The loop answered this call with an error. Write its invalid arguments as a string, so that the step stays
+        # JSON.
         return _write_step(call.name, call.arguments)
 
 
@@ -228,8 +229,8 @@ def _build_step_schema(tools: Sequence[ToolSpec]) -> JsonSchema:
     for tool in tools:
         arguments = {key: value for key, value in tool.parameters.items() if key != "$defs"}
         own = tool.parameters.get("$defs")
-        # `#/$defs/X` is relative to the root, which differs here. Move each tool's definitions to the root, under the
-        # tool's name.
+        # A reference `#/$defs/X` is relative to the root of the schema, and here all tools share one root. Move each
+        # tool's definitions to this root, with the tool's name as a prefix.
         if isinstance(own, dict):
             definitions.update((f"{tool.name}.{name}", _rename_refs(shape, tool.name)) for name, shape in own.items())
         shapes.append(
@@ -266,8 +267,9 @@ _STRICT_KEYWORDS = frozenset(
 
 
 def _fits_strict_mode(schema: object) -> bool:
-    """Return whether OpenAI's strict mode accepts the schema. With ``strict`` on any other schema, the server refuses
-    the request."""
+    """Return whether OpenAI's strict mode accepts the schema. The server refuses a request with ``strict`` and any
+    other schema.
+    """
     if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
         return False
     properties = schema.get("properties", {})

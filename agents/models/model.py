@@ -1,9 +1,10 @@
 """The interface between a reaction and a model: the request, the reply and the errors.
 
-A reaction builds a `ModelRequest`. A `Model` answers it with a `ModelReply` or raises `ModelError`. The implementations
-are other modules of this folder: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable),
-`local` (a small model on the CPU), `tape` (recorded replies) and `fallback` (several models as one). All types are
-frozen. A reply converts to JSON and back, because it is recorded before its tools run. No IO, no provider, no clock.
+A reaction builds a `ModelRequest`. A `Model` answers the request with a `ModelReply` or raises `ModelError`. The
+implementations are in other modules of this folder: `openai_model` (any OpenAI-compatible server), `scripted` (rules or
+a callable), `local` (a small model on the CPU), `tape` (recorded replies) and `fallback` (several models as one). All
+types are frozen. A reply can be converted to JSON and back, because it is recorded before its tools run. This module
+does no IO and depends on no provider and no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ cannot overflow.
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A tool choice: the model must call this tool."""
+    """Tool choice of a request in which the model must call the tool ``name``."""
 
     name: str
 
@@ -48,8 +49,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one or more model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
-    ``completion_tokens``."""
+    """Number of tokens of one or more model calls. ``prompt_tokens`` includes ``cached_tokens``, and
+    ``completion_tokens`` includes ``reasoning_tokens``.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -67,7 +69,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """Tokens of one model call outside of a turn, for example of a tool, a check or a summary."""
+    """Usage of one model call that is not the call of a turn. A tool, a check or a summary may make such a call."""
 
     model: str
     usage: Usage
@@ -91,7 +93,7 @@ class SystemMessage:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file for a model. ``data`` is its content in base64."""
+    """A file in a message to a model. ``data`` is the content of the file in base64."""
 
     name: str
     media_type: str
@@ -109,7 +111,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrigin:
-    """The endpoint that sent a reply, and the fields that this endpoint wants back with the reply.
+    """The endpoint that sent a reply, and the fields that later requests must send back with the reply.
 
     ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` contains fields of the
     reply's message, such as ``reasoning_content``. ``calls`` contains the fields of each call by position, such as a
@@ -120,7 +122,7 @@ class ReplyOrigin:
     message: Mapping[str, JsonValue] = field(default_factory=dict)
     calls: Sequence[Mapping[str, JsonValue]] = ()
     rules: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Rules of the server, by rule name, that its refusals had revealed before this reply (`endpoint_rules.learn`)."""
+    """Rules by name that refusals of the server had revealed before this reply (`endpoint_rules.learn`)."""
 
     demanded: frozenset[str] = frozenset()
     """Fields of ``message`` that the server requires in later requests. Only these fields are recorded."""
@@ -137,7 +139,7 @@ class ReplyOrigin:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """Reply of the model in one turn. One `ToolMessage` for each of its calls must follow before any other message."""
+    """Reply of the model in one turn. A `ToolMessage` for each of its calls must follow before any other message."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -157,12 +159,13 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Request for one model call. ``agent_id``, ``reaction`` and ``turn`` say which step of which agent needs the
-    call. These three fields seed generated call ids and are not sent to the server.
+    """Request for one model call. ``agent_id``, ``reaction`` and ``turn`` identify the step that needs the call.
+    Generated call ids are derived from these three fields, which are not sent to the server.
 
-    ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
-    after ``prompt`` may be specific to this turn. ``can_call``: whether calls run in this turn, even of tools that are
-    not in ``tools``. With None, only calls of these tools run. ``thread_id`` is the thread of the incoming message.
+    ``prompt`` is the beginning of the message with the conversation, and is identical in every turn of the reaction.
+    Text after ``prompt`` may be specific to this turn. If ``can_call`` is True, calls run in this turn even for tools
+    that are not in ``tools``. If it is None, only calls of ``tools`` run. ``thread_id`` is the thread of the incoming
+    message.
     """
 
     messages: Sequence[ChatMessage]
@@ -178,8 +181,8 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The model's answer. ``text`` is None if there is no text. ``finish_reason`` is the provider's value (``stop``,
-    ``length``, ...).
+    """The model's reply to a request. ``text`` is None if there is no text. ``finish_reason`` is the provider's value
+    (``stop``, ``length``, ...).
     """
 
     text: str | None
@@ -188,13 +191,13 @@ class ModelReply:
     finish_reason: str = "stop"
     model: str = ""
     reasoning: str = ""
-    """The model's reasoning, if the provider returns it. An agent that stores reasoning uses a separate record for it."""
+    """The model's reasoning, if the provider returns reasoning. An agent may store it in a separate record."""
 
     origin: ReplyOrigin | None = field(default=None, compare=False)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the reply ended at a length limit. Providers use different names for this reason."""
+        """Whether the reply was cut off at a length limit. Providers use different finish reasons for this case."""
         return self.finish_reason.lower() in _CUT
 
     @property
@@ -219,7 +222,7 @@ class ModelReply:
 
 _REPLY = TypeAdapter(ModelReply)
 
-# Values of OpenAI, Anthropic, Google, Mistral, Cohere and Bedrock, and values that gateways to them pass on.
+# Finish reasons of OpenAI, Anthropic, Google, Mistral, Cohere and Bedrock, and of gateways to these providers.
 _CUT = frozenset(
     {"length", "max_tokens", "max_token", "max_length", "model_length", "max_output_tokens", "max_completion_tokens"}
     | {"token_limit", "length_limit", "context_length", "model_context_window_exceeded", "incomplete", "truncated"}
@@ -236,7 +239,7 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
     """Return the origin of a reply that merges several replies. Return None if the replies have different endpoints."""
     origins = [reply.origin for reply in replies]
     first = origins[0] if origins else None
-    # Signed fields of two endpoints cannot be merged: neither server accepts the other's.
+    # Signed fields of two endpoints cannot be merged, because each server accepts only its own fields.
     if first is None or any(origin is None or origin.endpoint != first.endpoint for origin in origins):
         return None
     message: dict[str, JsonValue] = {}
@@ -260,8 +263,8 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
 class ModelDelta:
     """Piece of a streamed reply.
 
-    If ``broken_off`` is set, a new reply begins and the earlier pieces are void. Its value is the reason. ``usage`` is the provider's count so
-    far, if the provider reports it before the end.
+    If ``broken_off`` is set, a new reply begins, and the earlier pieces are void. The value of ``broken_off`` is the
+    reason. ``usage`` is the provider's token count so far, if the provider reports a count before the end.
     """
 
     text: str = ""
@@ -279,8 +282,9 @@ class Model(Protocol):
     name: str
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Answer the request once, without retrying. Raises `ModelError`. Call ``on_delta`` as text arrives, if the
-        model streams."""
+        """Answer the request once, without a retry. If the model streams, call ``on_delta`` for each piece of text that
+        arrives. Raises `ModelError`.
+        """
         ...
 
 
@@ -315,8 +319,8 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
     "misconfigured": "my model is not set up right",
     "budget": "the budget for this is used up",
 }
-"""Sentences for other participants. The provider's own text may contain keys and URLs, so only the record and the
-log contain it.
+"""Sentences about a failure for other participants. The provider's own text may contain keys and URLs, so it is written
+only to the record and the log.
 """
 
 OF_ONE_CONVERSATION: frozenset[ModelFailure] = frozenset({"budget", "content_filter", "context_too_long"})
@@ -326,24 +330,25 @@ _RETRYABLE: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate
 
 
 class ModelError(RoundelayError):
-    """A failed model call. ``reason`` is its category. ``retryable``: the same request may succeed later, after
-    ``retry_after_ms`` if that is known.
+    """A model call failed. ``reason`` is the category of the failure. ``retryable``: the same request may succeed
+    later, after ``retry_after_ms`` if this delay is known.
     """
 
     code = "model"
 
     def __init__(self, message: str, *, reason: ModelFailure, retry_after_ms: int | None = None) -> None:
-        super().__init__(hide_secrets(message))  # servers repeat keys in their errors
+        super().__init__(hide_secrets(message))  # errors of servers may contain keys
         self.reason: ModelFailure = reason
         self.retryable = reason in _RETRYABLE
         self.retry_after_ms = retry_after_ms
 
 
 def derive_call_id(request: ModelRequest, index: int) -> str:
-    """Return an id for the call at ``index`` of this request's reply, for models that send no ids. The same request
-    gives the same id.
+    """Return an id for the call at ``index`` in the reply to this request, for models that send no ids. The same
+    request always leads to the same id.
 
-    The number of messages is part of the hash, so a reaction's calls differ even if the caller leaves ``turn`` at 0.
+    The id depends on the number of messages, so the calls of a reaction have different ids even if the caller leaves
+    ``turn`` at 0.
     """
     return derive_short_id(request.agent_id, request.reaction, request.turn, len(request.messages), index)
 

@@ -1,8 +1,8 @@
 """HTTP requests to the server of a model. All models of an event loop share their connections.
 
-`aiohttp` sends a request with a seventh of the CPU of the `openai` SDK (docs/decisions/model-http-client.md). A failed
-request raises `StatusError` if the server answered, `RedirectRefused`, or else an error of `aiohttp`, an `OSError` or a
-`TimeoutError`.
+This module uses `aiohttp`, which needs a seventh of the CPU time of the `openai` SDK for a request
+(docs/decisions/model-http-client.md). A failed request raises `StatusError` if the server answered with an error, or
+`RedirectRefused`. All other failures raise an error of `aiohttp`, an `OSError` or a `TimeoutError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LARGE_BYTES = 1 << 20  # `aiohttp` warns about larger bodies that are not files
 
 
 class StatusError(Exception):
-    """Error for a response whose HTTP status is not a success."""
+    """The HTTP status of a response is not a success."""
 
     def __init__(self, status: int, headers: Mapping[str, str], text: str) -> None:
         super().__init__(f"status {status}")
@@ -49,7 +49,7 @@ class StatusError(Exception):
 
 
 class RedirectRefused(Exception):
-    """Error for a redirect that leads to another server or forms a loop."""
+    """A redirect was not followed, because it leads to another server, drops the body or forms a loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,14 +62,14 @@ class _Session:
 
 
 _Key = tuple[str, int]
-"""SOCKS proxy or an empty string, and identity of the certificates."""
+"""Key of a shared session: the URL of its SOCKS proxy or an empty string, and the identity of its certificates."""
 
 _sessions: LoopLocal[dict[_Key, _Session]] = LoopLocal(dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Session and HTTP proxy of the requests to one server."""
+    """Session and HTTP proxy for the requests to one server."""
 
     key: _Key
     session: aiohttp.ClientSession
@@ -77,17 +77,17 @@ class _Route:
 
 
 class ModelHttp:
-    """The chat completions of one server: its URL, headers and time limits.
+    """HTTP client for the chat completions of one server, with its URL, headers and time limits.
 
-    ``silence_s`` limits the time without a byte. Proxies and certificates come from the environment when an event
-    loop sends its first request (`outgoing_http`). Cookies are ignored.
+    ``silence_s`` limits the time in which no byte arrives. Proxies and certificates are read from the environment at
+    the first request of an event loop (`outgoing_http`). Cookies are ignored.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, silence_s: float) -> None:
         address = URL(url)
         self._headers = {"Accept": "application/json", "Content-Type": "application/json", **headers}
         if address.user is not None or address.password is not None:
-            # The credentials of a URL replace the key, as they do in browsers and in other clients.
+            # Credentials in the URL replace the key. Browsers and other clients do the same.
             pair = f"{unquote(address.raw_user or '')}:{unquote(address.raw_password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
             address = address.with_user(None)
@@ -100,8 +100,9 @@ class ModelHttp:
 
     @asynccontextmanager
     async def post(self, body: Mapping[str, object]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, and yield the response when its headers have arrived. Raises `ConfigError` for a wrong proxy
-        or wrong certificates, `ValueError` for a body that is no JSON, and the errors of this module.
+        """Send a request, and yield the response when its headers have arrived. Raises `ConfigError` for an invalid
+        proxy or invalid certificates, `ValueError` for a body that cannot be converted to JSON, and the errors that the
+        module docstring lists.
         """
         data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url, left = self._url, MAX_REDIRECTS
@@ -126,7 +127,7 @@ class ModelHttp:
             url, left = target, left - 1
 
     async def close(self) -> None:
-        """Close the connections that no other model uses. A later request opens new ones."""
+        """Close the connections that no other model uses. A later request opens new connections."""
         sessions = _sessions.get()
         for route in (self._routes.pop() or {}).values():
             shared = sessions.get(route.key)
@@ -151,7 +152,7 @@ class ModelHttp:
         if shared is None or shared.session.closed:
             session = _open_session(key[0], certificates)
             shared = sessions[key] = _Session(session, _close_at_end(session))
-            await anext(shared.closer)  # does not suspend, so no other task sees a half-open session
+            await anext(shared.closer)  # this does not suspend, so no other task sees a session without a closer
         shared.users += 1
         route = routes[url.scheme] = _Route(key, shared.session, None if is_socks else proxy)
         return route
@@ -182,7 +183,7 @@ async def _close_at_end(session: aiohttp.ClientSession) -> AsyncGenerator[None, 
 
 
 def _find_redirect(response: aiohttp.ClientResponse) -> URL | None:
-    """Return the target of a redirect, or None for a response that is no redirect.
+    """Return the target of a redirect, or None for a response that is not a redirect.
 
     Raises `RedirectRefused` if the redirect would drop the request's body or send the conversation to another server.
     """

@@ -1,10 +1,10 @@
-"""A `Model` over any OpenAI-compatible server.
+"""A `Model` for any OpenAI-compatible server.
 
-One `complete` is one HTTP request, because the reaction decides about retries. Every failure becomes a `ModelError` that
-says whether a retry can help. For a server without tool calls, `json_schema` encodes the calls. `model_http` sends the
-requests, `endpoint_rules` knows what a server requires, `chat_messages` writes messages, `chat_replies` parses replies
-and `provider_errors` parses errors. This module never runs tools, never keeps a conversation and never logs a key or a
-prompt.
+`OpenAIModel.complete` does not retry failures, because the reaction decides about retries. Every failure becomes a
+`ModelError`, which states whether a retry can help. For a server without tool calls, `json_schema` encodes the calls.
+`model_http` sends the requests, `endpoint_rules` contains the rules of servers, `chat_messages` writes messages,
+`chat_replies` parses replies, and `provider_errors` parses errors. This module never runs tools, never stores a
+conversation, and never logs a key or a prompt.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class OpenAIModel:
     time without a byte, and ``total_s`` limits the whole call.
 
     By default, a reply is streamed if the caller passes ``on_delta``. After a server has refused to stream, later
-    requests do not stream. With ``stream`` True, every request streams. With ``stream`` False, no request streams. Call ``await close()`` at the end, or use ``async
-    with``.
+    requests do not stream. If ``stream`` is True, every request streams. If it is False, no request streams. Call
+    ``await close()`` at the end, or use ``async with``.
 
-    Raises `ModelError` at once if the environment variable with the key is not set. A server on loopback needs no key.
+    The constructor raises `ModelError` if the environment variable with the key is not set. A server on loopback needs
+    no key.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class OpenAIModel:
         """Rules of the server: the configured rules, and the rules that its refusals revealed."""
 
         self.endpoint = name_endpoint(self._base_url, name)
-        """Name of the endpoint in recorded replies."""
+        """Name of the endpoint in the origin of recorded replies."""
 
         self.settings: Mapping[str, object] = dict(settings or {})
         """Fields of each request's body, in addition to messages and tools."""
@@ -136,16 +137,17 @@ class OpenAIModel:
 
     def named(self, name: str) -> OpenAIModel:
         """Return a model with another name on the same server, with the same key, settings and connections."""
-        # The copy shares the connections. Each event loop has its own set.
+        # The copy shares the connections of each event loop with this model.
         other = copy(self)
         other.name = name
-        # Give the copy its own rules and endpoint, so that it never receives the reasoning of this model.
+        # Set separate rules and a separate endpoint, so that the other model never receives the reasoning of this
+        # model.
         other.rules = other._first_rules = find_rules(self._base_url, name, self._rule_changes)
         other.endpoint = name_endpoint(self._base_url, name)
         return other
 
     async def close(self) -> None:
-        """Close the connections. A later call opens new ones."""
+        """Close the connections. A later call opens new connections."""
         await self._http.close()
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
@@ -161,7 +163,7 @@ class OpenAIModel:
         except ConfigError as error:
             raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
         except (*_HTTP_ERRORS, ValueError, RecursionError) as error:  # includes invalid or too deeply nested JSON
-            # Chain without the messages of the errors: some quote the request with its headers.
+            # Chain the errors without their messages, because some messages quote the request with its headers.
             raise self._describe_http_error(error) from redact_error(error)
         self._check_end(draft)
         refusal = draft.refusal.getvalue()
@@ -180,7 +182,7 @@ class OpenAIModel:
         )  # fmt: skip
 
     def _check_end(self, draft: Draft) -> None:
-        """Raise `ModelError` for an incomplete reply, or if the server gave up on the reply."""
+        """Raise `ModelError` if the reply is incomplete, or if its finish reason reports a failure of the server."""
         if not draft.is_finished:
             raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
         reason = draft.finish_reason.lower()
@@ -191,8 +193,10 @@ class OpenAIModel:
             )
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
-        """Send the request. Repeat it if the server's refusal reveals a new rule."""
-        # Apply recorded rules first. A resumed reaction must send the same request that the server accepted before.
+        """Send the request. If the server refuses the request and the refusal reveals a new rule, send it again with
+        this rule.
+        """
+        # Apply recorded rules first: a resumed reaction must send the same request that the server accepted earlier.
         for message in request.messages:
             origin = message.origin if isinstance(message, AssistantMessage) else None
             if origin is not None and origin.endpoint == self.endpoint and origin.rules:
@@ -210,8 +214,8 @@ class OpenAIModel:
             try:
                 return await self._post(request, step, show if on_delta is not None else None)
             except (StatusError, ErrorInside) as error:
-                # Shown pieces cannot be withdrawn, so do not repeat after streaming has begun. Refused rules are never
-                # tried again.
+                # Shown pieces cannot be withdrawn, so do not repeat the request after streaming has begun. Never repeat
+                # a request with rules that the server has already refused.
                 learned = None if is_shown else learn(self.rules, _read_refusal(error))
                 if learned is None or learned in tried_rules:
                     if isinstance(error, ErrorInside) or self._stream is not None or on_delta is None:
@@ -230,7 +234,7 @@ class OpenAIModel:
             tried_rules.add(learned)
 
     async def _post(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
-        # Parse the reply from JSON without declared types, because servers differ from OpenAI's types in every part.
+        # Parse the reply as JSON without the SDK's types, because servers deviate from OpenAI's format in many ways.
         body = self._build_body(request, step, is_heard=on_delta is not None)
         draft = Draft([tool.name for tool in request.tools])
         async with self._http.post(body) as response:
@@ -247,7 +251,7 @@ class OpenAIModel:
             try:
                 await _read_stream(response, draft, on_delta)
             except _BROKEN:
-                if not draft.is_finished:  # otherwise the reply is complete and only the connection broke
+                if not draft.is_finished:  # a complete reply stays valid even if the connection broke afterwards
                     raise
                 _show(draft.close(), on_delta)
         return draft
@@ -268,7 +272,7 @@ class OpenAIModel:
         return body
 
     def _describe_http_error(self, error: Exception) -> ModelError:
-        """Convert a failure of the request into a `ModelError` that says what failed, and what to do if that is known."""
+        """Convert a failure of the request into a `ModelError` that describes the failure and, if possible, its fix."""
         where = hide_url_secrets(self._base_url) if self._base_url else "the OpenAI API"
         proxy = describe_proxy(self._base_url or _DEFAULT_URL)
         if proxy and self._is_own and is_from_proxy(error):
@@ -284,7 +288,7 @@ class OpenAIModel:
             case aiohttp.ClientError() | OSError():
                 advice = describe_tls_mistake(error)
                 text = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
-                # A refusing proxy and an untrusted certificate fail again on every retry.
+                # A retry does not help against a proxy that refuses the request or against an untrusted certificate.
                 is_refused = isinstance(error, aiohttp.ClientHttpProxyError)
                 return ModelError(text, reason="misconfigured" if advice or is_refused else "unreachable")
             case _:
@@ -316,7 +320,7 @@ _STREAM = re.compile(r"(?<![a-z])stream(?!_)", re.IGNORECASE)  # neither "upstre
 
 
 def _refuses_streams(error: StatusError) -> bool:
-    """Return whether the server refuses to stream. No standard code exists for it.
+    """Return whether the server refuses to stream. There is no standard error code for this refusal.
 
     OpenAI refuses to stream some models to unverified organizations (status 400, or the same error from a gateway:
     https://github.com/BeehiveInnovations/pal-mcp-server/issues/134). Other servers do not know the field ``stream``.
@@ -325,10 +329,10 @@ def _refuses_streams(error: StatusError) -> bool:
 
 
 def _read_refusal(error: StatusError | ErrorInside) -> str:
-    """Return the text of a refused request, or an empty string for any other error.
+    """Return the server's text about a refused request, or an empty string for any other error.
 
-    Servers that render chat templates refuse with 500, all others with 400 or 422. If a stream has begun, the status is
-    200 (https://github.com/sterlp/eclipse-peon-ai/issues/75).
+    Servers that render chat templates refuse requests with status 500, and other servers with 400 or 422. If a stream
+    has begun, the status is 200 (https://github.com/sterlp/eclipse-peon-ai/issues/75).
     """
     if isinstance(error, ErrorInside):
         failure = read_failure(200, {}, error.body)
@@ -347,13 +351,15 @@ def _read_failure(error: StatusError) -> ProviderFailure:
 
 
 _FAILED_ENDS = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "engine_error"})
-"""Finish reasons of servers that gave up on a reply. DeepSeek sends the third, OpenRouter the first:
-https://api-docs.deepseek.com/api/create-chat-completion, https://openrouter.ai/docs/api/reference/errors-and-debugging
+"""Finish reasons of replies that a server ended because of a failure. DeepSeek sends ``insufficient_system_resource``
+(https://api-docs.deepseek.com/api/create-chat-completion), and OpenRouter sends ``error``
+(https://openrouter.ai/docs/api/reference/errors-and-debugging).
 """
 
 _BROKEN_ENDS = frozenset({"malformed_function_call", "unexpected_tool_call", "malformed_response"})
-"""Finish reasons of an empty reply to a malformed call (https://ai.google.dev/api/generate-content#FinishReason,
-https://github.com/firebase/flutterfire/issues/17812)."""
+"""Finish reasons of an empty reply that a server sends if the model wrote a malformed call
+(https://ai.google.dev/api/generate-content#FinishReason, https://github.com/firebase/flutterfire/issues/17812).
+"""
 
 
 def _check_address(model: str, url: str) -> str | None:
@@ -392,7 +398,7 @@ def _read_headers(api_key: str) -> dict[str, str]:
     for name, header in (("OPENAI_ORG_ID", "OpenAI-Organization"), ("OPENAI_PROJECT_ID", "OpenAI-Project")):
         if value := read_secret(os.environ.get(name, ""), f"the variable {name}"):
             headers[header] = value
-    # The SDK of OpenAI reads this variable in the same way: a header per line.
+    # OpenAI's SDK reads this variable in the same way, with one header per line.
     for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines():
         name, mark, value = line.partition(":")
         value = read_secret(value, "the variable OPENAI_CUSTOM_HEADERS")
@@ -402,8 +408,8 @@ def _read_headers(api_key: str) -> dict[str, str]:
 
 
 def is_from_proxy(error: Exception) -> bool:
-    """Return whether a proxy may have failed instead of the server: no connection, a web page, or a gateway's
-    status.
+    """Return whether an error may come from a proxy instead of the server. Signs are a failed connection, a web page,
+    and a status that gateways send.
     """
     match error:
         case StatusError():
@@ -424,14 +430,14 @@ def _is_object(text: str) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the HTTP library's text for a request without an answer, or the text of the server's error."""
+    """Return the text of the server's error or, if there was no response, the HTTP library's text."""
     match error:
         case StatusError():
             return f"{error.status}: {_read_failure(error).description}"
         case aiohttp.ClientHttpProxyError():
-            return f"the proxy answered {error.status} {error.message}"  # its `str` has the URL of the request
+            return f"the proxy answered {error.status} {error.message}"  # `str(error)` contains the request's URL
         case aiohttp.ClientConnectorError():
-            return describe_error(error.os_error)  # its `str` adds details of the client
+            return describe_error(error.os_error)  # `str(error)` adds internal details of the client
         case _:
             return describe_error(error)
 
@@ -487,12 +493,12 @@ async def _read_stream(response: aiohttp.ClientResponse, draft: Draft, on_delta:
             break
         before = draft.usage
         pieces = list(draft.add_chunk(event))
-        # Report counts early: an interrupted request never receives the final count.
+        # Report counts as they arrive, because an interrupted request never receives the final count.
         if draft.usage != before and not draft.finish_reason:
             pieces.append(ModelDelta(usage=draft.usage))
         _show(pieces, on_delta)
     _show(draft.close(), on_delta)
-    # Read the rest if it is available, because the connection can serve the next request only after that.
+    # Read the rest of the response if it is available: only then can the connection be used for the next request.
     with suppress(*_BROKEN, TimeoutError, ValueError, RecursionError):
         async with asyncio.timeout(DRAIN_S):
             async for _ in events:

@@ -1,8 +1,8 @@
-"""Parses a prompt back into threads, messages and tool results, for scripts and tests.
+"""Parses a prompt into its threads, messages and tool results, for scripts and tests.
 
 `read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``,
-docs/prompts.md) and the tool calls after it. It reads only the request, so a script that uses it makes the same
-decision when a reaction resumes. No IO.
+docs/prompts.md), and the tool calls after this message. The result depends only on the request, so a script that uses
+`read_prompt` makes the same decision when a reaction resumes. This module does no IO.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from xml.etree import ElementTree  # nosec B405  # see where it parses
 
 from .model import AssistantMessage, ChatMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
-# XML 1.0 does not allow these characters (https://www.w3.org/TR/xml/#charsets). A prompt may contain them, and the
-# parser would refuse the whole prompt.
+# Characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets). A prompt may contain such characters,
+# and the parser would refuse the whole prompt.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 EXAMPLE_MARK = "(An example of how to work; it is not from this conversation.)"
 """First line of an example's user message (`features.few_shot`). The example ends at the next user message."""
@@ -59,10 +59,10 @@ class PromptView:
     incoming_text: str
     tool_results: tuple[ToolResultView, ...]
     turn: int
-    """Number of the turn that this request begins, from 1."""
+    """Number of the turn that the request begins, from 1."""
 
     def find_thread(self, thread_id: str) -> ThreadView:
-        """Return the thread. The result is empty if the prompt does not show the thread."""
+        """Return the thread with this id. If the prompt does not show the thread, return a thread without messages."""
         for thread in self.threads:
             if thread.thread_id == thread_id:
                 return thread
@@ -93,7 +93,7 @@ def read_prompt(request: ModelRequest) -> PromptView:
     )
     incoming = root.find("current_interaction/incoming_message")
     message = _read_message(incoming) if incoming is not None else MessageView("", "")
-    # A lean prompt leaves the id out if it shows no thread.
+    # A lean prompt without threads omits the thread id, so use the id in the request.
     thread_id = root.findtext("current_interaction/incoming_thread_id", "").strip() or request.thread_id
     return PromptView(threads, thread_id, message.sender, message.text, results, turn)
 
@@ -103,7 +103,7 @@ def _read_message(element: ElementTree.Element) -> MessageView:
 
 
 def _find_prompt(messages: Sequence[ChatMessage], prompt: str) -> int:
-    """Return the index of the prompt. Examples and earlier messages of a chat may come before it."""
+    """Return the index of the message with the prompt. Examples and earlier chat messages may come before it."""
     users = [(at, message.content) for at, message in enumerate(messages) if isinstance(message, UserMessage)]
     conversation = next((at for at, content in users if _OPEN in content), None)
     if conversation is not None:
@@ -127,6 +127,6 @@ def _read_results(request: ModelRequest, prompt: int) -> tuple[tuple[ToolResultV
                 results.append(ToolResultView(asked, call.name, call.arguments, content))
             case _:
                 pass
-    # After a handoff the history lacks its beginning, so it contains fewer turns than the reaction has run.
+    # After a handoff, the history does not contain its first turns, so add the number of missing turns.
     missing = max(0, request.turn - turn)
     return tuple(replace(result, turn=result.turn + missing) for result in results), turn + missing

@@ -1,8 +1,8 @@
-"""Parser for errors of model providers. It returns the category, text and code, and the delay until a retry.
+"""Parser for errors of model providers: determines the category, text and code, and the delay until a retry.
 
-`read_failure` takes the status, the headers and the body of a response, or the JSON of an error inside a reply.
-Providers use different fields, so each value is searched under several names. Pure except for the clock, because a
-delay may be given as a date.
+`read_failure` parses the status, the headers and the body of a response, or the JSON of an error inside a reply.
+Providers use different fields, so each value is searched under several names. This module is pure, except that it reads
+the clock for a delay that a provider states as a date.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_WORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """Error that a model provider reported. ``status`` is the HTTP status or the status inside the body, or 0 if the
-    provider sent none.
+    """Error that a model provider reported. ``status`` is the HTTP status or the status inside the body. It is 0 if the
+    provider sent no status.
     """
 
     reason: ModelFailure
@@ -159,7 +159,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""HTTP status for each error code. After a stream has begun, a server can report an error only by its code."""
+"""HTTP status for each error code. After a stream has begun, a server can report an error only by such a code."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
@@ -178,7 +178,9 @@ _QUOTA = re.compile(
 )
 _BUSY = re.compile(r"rate.?limit|too many requests|throttl|quota exceeded|resource exhausted")
 _WRONG_KEY = re.compile(r"api key (not valid|not found|expired|is invalid)|(invalid|incorrect|pass a valid) api key")
-"""Google's answer to a wrong key has status 400 (https://github.com/continuedev/continue/issues/10290)."""
+"""Texts that report a wrong key. Google's answer to a wrong key has status 400, which alone does not show the cause
+(https://github.com/continuedev/continue/issues/10290).
+"""
 
 _NO_TOOLS = re.compile(
     r"does not support tools\b|tools param requires --jinja|unsupported param: tools|requires --enable-auto-tool-choice"
@@ -193,7 +195,7 @@ _FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|s
 
 
 def _is_output_limit(words: str, param: str) -> bool:
-    """Return whether the refusal is about the requested length of the reply, not about the length of the
+    """Return whether the error is about the requested length of the reply, and not about the length of the
     conversation.
     """
     if "max" in param and "token" in param and "context" not in words:
@@ -213,7 +215,7 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
         return "content_filter"
     if kinds & _BROKEN_CODES:
         return "broken_reply"
-    # Google also says "you exceeded your current quota" for a quota per minute, but with a delay.
+    # Google also writes "you exceeded your current quota" about a quota per minute. In this case it states a delay.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"
     status = status or next((_STATUS_BY_CODE[kind] for kind in sorted(kinds) if kind in _STATUS_BY_CODE), 0)

@@ -1,4 +1,4 @@
-"""Builds the body of a request to an OpenAI-compatible server: messages, tools and cache marks. Pure."""
+"""Builds the body of a request to an OpenAI-compatible server: messages, tools and cache markers. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def encode_request(
     rules: EndpointRules | None = None,
     endpoint: str = "",
 ) -> dict[str, object]:
-    """Return the body fields for the request. ``step`` is the request as plain text, used instead of tools."""
+    """Return the fields of the body for a request. If ``step`` is set, send this plain-text form of the request,
+    without tools.
+    """
     rules = rules or EndpointRules()
     messages = write_messages(request.messages if step is None else step.messages, rules, endpoint)
     if cache_control:
@@ -50,9 +52,11 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
-    """Mark the ends of the parts that the next turn repeats. Anthropic's models cache only up to such a mark.
+    """Add cache markers at the ends of the parts that the next turn repeats. Anthropic's models cache a request only up
+    to such a marker.
 
-    This uses three of at most four marks (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
+    A request may contain four markers, and this function uses three
+    (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
     """
     system = (message for message in messages if message["role"] == "system")
     conversation = (
@@ -62,15 +66,15 @@ def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     for candidates, end in ((system, None), (conversation, len(prompt)), (results, None)):
         message = next(candidates, None)
         if message is not None:
-            # Place the mark before the notes after a result, because notes are specific to this turn.
+            # Place the marker between a result and its notes, because notes are specific to this turn.
             _mark(message, find_note(message["content"]) if message["role"] == "tool" else end)
 
 
 def _mark(message: Any, end: int | None) -> None:
-    """Mark a message after the first ``end`` characters of its text, or after the whole text."""
+    """Add a cache marker to a message after the first ``end`` characters of its text, or after the whole text."""
     text, content = _read_first_text(message), message["content"]
     stable = text[:end]
-    if not stable:  # servers refuse a mark on an empty text
+    if not stable:  # servers refuse a marker on an empty text
         return
     parts: list[dict[str, object]] = [{"type": "text", "text": stable, "cache_control": {"type": "ephemeral"}}]
     if len(text) > len(stable):
@@ -85,7 +89,7 @@ def _read_first_text(message: Any) -> str:
 
 def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
     parameters = dict(tool.parameters)
-    # Only strict tools need this keyword. The agent itself refuses unknown arguments.
+    # Omit this keyword: only strict tools need it, and the agent itself refuses unknown arguments.
     if parameters.get("additionalProperties") is False:
         del parameters["additionalProperties"]
     return {

@@ -1,8 +1,9 @@
 r"""A model without a provider: a script (a callable, or rules in YAML) reads the request and chooses the actions.
 
-Use a scripted model for tests, demos and YAML agents without a provider. The same request must always get the same answer, because a
-resumed reaction repeats requests whose replies it had not recorded. A script must therefore decide only by the request
-(`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading rule files::
+Use a scripted model for tests, demos and YAML agents without a provider. The same request must always get the same
+answer, because a resumed reaction repeats requests whose replies it had not recorded. Therefore a script must make its
+decisions only from the request (`prompt_view.read_prompt`), and never from a counter or the time. The only IO of this
+module is reading rule files::
 
     rules:
     - when: {from: mia, regex: '(?P<a>\d+) times (?P<b>\d+)'}
@@ -14,8 +15,8 @@ resumed reaction repeats requests whose replies it had not recorded. A script mu
         - send: {to: '{{ sender }}', text: 'It is {{ result }}.'}
         - finish: answered
 
-The first matching rule decides the turn. A rule without ``turn`` or ``after`` matches only the first turn. A reaction
-that has acted and finds no further rule therefore finishes. Texts are jinja templates over the agent's prompt
+The first matching rule determines the actions of a turn. A rule without ``turn`` or ``after`` matches only the first
+turn. If no rule matches, the reaction finishes. Texts are jinja templates with variables from the agent's prompt
 (`PromptView`). The text of messages is data in these templates and is never executed.
 """
 
@@ -64,7 +65,9 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Script action that adds a tool call to the reply. Arguments given as text stay unchanged, even if invalid JSON."""
+    """Script action that adds a tool call to the reply. If ``arguments`` is text, it is sent unchanged, even if it is
+    not valid JSON.
+    """
 
     tool: str
     arguments: Mapping[str, object] | str = field(default_factory=dict)
@@ -78,7 +81,7 @@ class Think:
 
 
 Action = Say | Call | Think
-"""One action of a script in a turn. `say`, `call`, `think` and similar functions create actions."""
+"""One action of a script in a turn. Functions such as `say`, `call` and `think` create actions."""
 
 Answer = ModelReply | Action | str | Iterable[Action] | None
 """Return value of a script: a complete reply, one action, several actions of one turn, text, or None for an empty
@@ -89,37 +92,37 @@ Script = Callable[[ModelRequest], Answer | Awaitable[Answer]]
 
 
 def say(text: str) -> Action:
-    """Answer with text."""
+    """Return an action that answers with text."""
     return Say(text)
 
 
 def think(text: str) -> Action:
-    """Stream reasoning before the rest of the reply."""
+    """Return an action that streams reasoning before the rest of the reply."""
     return Think(text)
 
 
 def call(tool: str, /, **arguments: object) -> Action:
-    """Call a tool."""
+    """Return an action that calls a tool."""
     return Call(tool, arguments)
 
 
 def send(to: str, text: str) -> Action:
-    """Send a direct message to a participant."""
+    """Return an action that sends a direct message to a participant."""
     return Call("send_text_message", {"target_agent_id": to, "text": text})
 
 
 def broadcast(text: str) -> Action:
-    """Send a message to everyone."""
+    """Return an action that sends a message to everyone."""
     return Call("broadcast_text_message", {"text": text})
 
 
 def finish(reason: str = "done") -> Action:
-    """End the reaction."""
+    """Return an action that ends the reaction."""
     return Call("finish", {"reason": reason})
 
 
 class ScriptedModel:
-    """Answers with a script, sync or async.
+    """Model that answers requests with a script, which may be a sync or async function.
 
     An exception of the script becomes a `ModelError` that is not retried. A `ModelError` of the script is raised
     unchanged. Usage is estimated at four characters per token, so that budgets can be tried without a provider.
@@ -145,7 +148,7 @@ class ScriptedModel:
                 reply, thoughts = self._build_reply(request, _list_actions(answer))
         except ModelError:
             raise
-        except Exception as error:  # any exception that the script raises
+        except Exception as error:  # a script may raise any exception
             raise ModelError(
                 f"The script of model {self.name} failed ({type(error).__name__}: {error}).", reason="misconfigured"
             ) from error
@@ -250,14 +253,14 @@ class When(Strict):
     turn: int | None = Field(None, ge=1)
     """Turn of the reaction, from 1."""
     after: str | None = None
-    """A tool that the previous turn called."""
+    """Name of a tool that the previous turn called."""
     result_regex: Pattern | None = None
     """Pattern to find in a result of the previous turn. Its groups are available as ``match`` unless ``regex`` is
     set.
     """
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:
-        """Return the captured groups if every condition holds, else None. Raises `PatternOverdue`."""
+        """Return the captured groups if every condition is met, and otherwise None. Raises `PatternTimedOut`."""
         results = [result for result in view.tool_results if result.turn == view.turn - 1]
         senders = [self.sender] if isinstance(self.sender, str) else self.sender
         if senders is not None and view.incoming_sender not in senders:
@@ -299,7 +302,7 @@ class BroadcastAction(Strict):
 
 
 class RuleAction(Strict):
-    """One action: exactly one of ``send``, ``broadcast``, ``tool`` (with ``args``), ``say``, ``finish``."""
+    """One action of a rule: exactly one of ``send``, ``broadcast``, ``tool`` (with ``args``), ``say``, ``finish``."""
 
     send: SendAction | None = None
     broadcast: BroadcastAction | None = None
@@ -342,7 +345,7 @@ class RuleSet(Strict):
     rules: list[ScriptRule]
 
     def answer(self, request: ModelRequest) -> list[Action]:
-        """Return this turn's actions. Raises `ModelError` if a template uses a name that the prompt does not have."""
+        """Return the actions for the turn of a request. Raises `ModelError` if a template uses an unknown variable."""
         view = read_prompt(request)
         actions = list(self._apply(request, view))
         can_call = bool(request.tools) if request.can_call is None else request.can_call
@@ -394,8 +397,8 @@ def _render(values: Mapping[str, object], source: str) -> str:
 
 
 def _read_groups(match: re.Match[str]) -> Mapping[str | int, str]:
-    """Return the groups by number and name. A group that did not match is an empty string, because None would be
-    shown as text.
+    """Return the groups of a match by number and name. A group that did not match is an empty string, because a
+    template would show None as text.
     """
     groups: dict[str | int, str] = {number: match[number] or "" for number in range(len(match.groups()) + 1)}
     groups.update(match.groupdict(default=""))

@@ -1,7 +1,7 @@
-"""Plain chat for a model too small for the conversation prompt and for tools.
+"""Plain chat for a model that is too small for the conversation prompt and for tools.
 
-Such a model imitates its input. Given elements and JSON it writes elements and JSON; given a question it may repeat the
-question. `read_chat` reduces a request to the instruction and the last messages of the trigger's thread.
+Such a model imitates its input: it answers XML elements with elements and JSON with JSON, and it may repeat a question.
+`read_chat` reduces a request to the instruction and the last messages of the trigger's thread.
 `remove_echoes` removes sentences that people wrote themselves, and repeated sentences. Pure.
 """
 
@@ -16,14 +16,15 @@ from .prompt_view import MessageView, read_prompt
 
 MAX_MESSAGES = 4
 MAX_CHARS = 1000
-"""Maximum characters of the instruction and of each message, counted from the beginning. Reading this amount takes
-about one second on one core.
+"""Maximum characters of the instruction and of each message. The rest is cut off. The model reads this amount of text
+in about one second on one core.
 """
 
 MAX_SENTENCES = 3
 SHORT = "You are a small language model. Answer the last message in one or two short sentences."
 
-# Begin the text after the instruction, which explains elements and ids. This chat has neither.
+# Beginning of the text that follows the instruction in a system message. This text explains elements and ids, which the
+# plain chat does not contain.
 _FRAME = re.compile(
     r'\n\n(?:Your id in this network is |(?:As "[^"\n]+", a|A)nswer the message\. Senders are not operators\.)'
 )
@@ -35,8 +36,9 @@ as "Tom".
 
 
 def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage | AssistantMessage, ...], list[str]]:
-    """Return a request as plain chat, and the texts of other participants in it. Raises `ModelError` for a broken
-    prompt."""
+    """Return a request as plain chat, and the texts of other participants in this chat. Raises `ModelError` for a
+    broken prompt.
+    """
     view = read_prompt(request)
     first = request.messages[0] if request.messages else None
     instruction = _FRAME.split(first.content)[0].strip()[:MAX_CHARS] if isinstance(first, SystemMessage) else ""
@@ -49,16 +51,17 @@ def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage 
         text = "\n".join(message.text[:MAX_CHARS] for message in group)
         chat.append(AssistantMessage(text) if is_own else UserMessage(text))
     if isinstance(chat[1], AssistantMessage):
-        del chat[1]  # the window begins in the middle of the conversation
+        del chat[1]  # drop the agent's own first message, because the window does not contain the message before it
     return tuple(chat), [message.text for message in shown if message.sender != request.agent_id]
 
 
 def remove_echoes(reply: str, said: Iterable[str], before: Iterable[str] = (), *, is_cut: bool = False) -> str:
-    """Return a reply without echoes and repetitions, at most `MAX_SENTENCES` long. The result is empty if nothing is
-    left.
+    """Return at most `MAX_SENTENCES` sentences of a reply, without echoes and repetitions. The result is empty if no
+    sentence is left.
 
-    ``said`` contains the texts of other participants. Sentences that the agent sent ``before`` are also removed if
-    something new remains. ``is_cut``: the reply was cut off, so its last sentence is dropped unless it is the only one.
+    An echo repeats a text in ``said``, which contains the texts of other participants. Sentences that the agent sent
+    ``before`` are also removed if any other sentence remains. ``is_cut``: the reply was cut off, so its last sentence
+    is dropped unless it is the only sentence.
     """
     texts = list(said)
     heard = [_list_words(part) for text in texts for part in (text, *_list_sentences(text))]
@@ -73,7 +76,7 @@ def remove_echoes(reply: str, said: Iterable[str], before: Iterable[str] = (), *
     old = {tuple(_list_words(sentence)) for text in before for sentence in _list_sentences(text)}
     new = [sentence for words, sentence in kept.items() if words not in old]
     answer = " ".join((new or [*kept.values()])[:MAX_SENTENCES])
-    # Check the whole reply too: short sentences that pass separately may together repeat the question.
+    # Also check the whole reply: short sentences that are not echoes separately may together repeat the question.
     return "" if any(_repeats(_list_words(answer), sentence) for sentence in heard) else answer
 
 

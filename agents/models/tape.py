@@ -1,14 +1,14 @@
-"""Fingerprints of requests, and tapes: recorded replies that `TapeModel` plays.
+"""Fingerprints of requests, and tapes, which are recorded replies for `TapeModel`.
 
 A fingerprint is a small set of hashes. The hashes show whether the model now gets a different request, and which part
-is different. `fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the
-journal's ``model_reply``). `find_drift` compares a stored fingerprint with the current request. The ids of tool calls
-are replaced by their positions, so another provider's ids make no difference.
+is different. `fingerprint_request` creates the fingerprint that is stored with each recorded reply (``request`` in the
+journal's ``model_reply``). `find_drift` compares a stored fingerprint with the current request. The hashes contain the
+positions of tool calls instead of their ids, so another provider's ids make no difference.
 
 A tape is a file with one line per turn, which people can read and edit. A line contains the model's text and calls, and
-a fingerprint of the request. Reactions play in the order of recording, but a request that exactly matches a recorded
-request gets its reply. A line without ``request``, for example one written by hand, answers any request. The only IO is
-reading and writing the file.
+a fingerprint of the request. New reactions get the recorded runs in the order of recording. However, a reaction whose
+first request exactly matches the beginning of a recorded run gets this run. A line without ``request``, for example a
+line written by hand, answers any request. The only IO of this module is reading and writing tapes.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ from .model import (
 )
 
 Fingerprint = Mapping[str, Any]
-"""Fields of a fingerprint: ``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``.
+"""Fingerprint of a request. ``hash`` covers the messages, the tools and the tool choice. The other fields locate a
+difference.
 
-``messages`` has the first letter of each message's role and the beginning of its hash. ``tools`` has a hash by tool
-name in the first turn of a run, and one hash of all tools later. ``attached`` has a hash of each image and file, if
-there are any. ``lines`` has the hashes of the lines of the first two messages, in the first turn.
+``messages`` contains the first letter of each message's role and the beginning of its hash. ``tools`` contains a hash
+by tool name in the first turn of a run, and one hash of all tools in later turns. ``attached`` contains a hash of each
+image and file, if there are any. ``lines``, which only first turns have, contains the hashes of the lines of the first
+two messages.
 
-Each hash is the beginning of a longer hash, so the longer ones of earlier versions still compare. Earlier versions
-stored lists and objects (``messages``, ``tools``, ``lines``) instead of texts.
+Each hash is the beginning of a longer hash, so the longer hashes of earlier versions can still be compared. Earlier
+versions stored lists and objects (``messages``, ``tools``, ``lines``) instead of texts.
 """
 
 HASH_CHARS = 16
-"""Length of the hash that detects any change. The shorter hashes below only locate it."""
+"""Length of the hash that detects any change. The shorter hashes of `SHORT_CHARS` characters only locate the change."""
 
 SHORT_CHARS = 4
 MAX_LINES = 2000
@@ -100,7 +102,7 @@ def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, an
     ``any_model`` ignores the model and its settings.
     """
     now = _Hashes.of(model, request)
-    # A tape plays in place of any model, so only the content of the request counts there.
+    # A tape may replace any model. In this case, compare only the content of the request.
     drift = None if any_model else _compare_models(recorded, now)
     if drift is not None or _is_same(recorded.get("hash"), now.whole):
         return drift
@@ -153,8 +155,9 @@ class _Hashes:
 
 
 def _is_same(recorded: object, now: str) -> bool:
-    """Return whether a stored hash is the beginning of this hash."""
-    # Fingerprints of earlier versions have other lengths. An empty text would match everything.
+    """Return whether a stored hash is the beginning of the hash ``now``."""
+    # Compare only the beginning, because fingerprints of earlier versions have other lengths. Refuse an empty text,
+    # because it would match everything.
     return isinstance(recorded, str) and recorded != "" and now.startswith(recorded)
 
 
@@ -194,7 +197,7 @@ def _compare_tools(recorded: object, now: _Hashes, tools: Sequence[ToolSpec]) ->
         return None if is_same else f"the tools have changed; they are now: {', '.join(present) or 'none'}"
     added = [tool for tool in tools if tool.name not in then]
     gone = [name for name in then if name not in present]
-    for name in gone:  # the same hash under a different name: the tool was renamed
+    for name in gone:  # if an added tool has the same hash except for its name, the tool was renamed
         for tool in added:
             if _is_same(then[name], _digest(name, tool.description, _write(tool.parameters))):
                 return f'the tool "{name}" is now called "{tool.name}"'
@@ -206,7 +209,7 @@ def _compare_tools(recorded: object, now: _Hashes, tools: Sequence[ToolSpec]) ->
     for name, value in present.items():
         if not _is_same(then[name], value):
             return f'the description or the parameters of the tool "{name}" have changed'
-    # The order matters too: models choose differently among the same tools in another order.
+    # Report a different order too, because it can change which tool a model chooses.
     if list(then) != list(present):
         return f"the tools are in a different order: {', '.join(present)}"
     return None
@@ -227,7 +230,7 @@ def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[Ch
         if was == digest:
             continue
         name, content = f"message {index} ({_ROLES.get(digest[:1], 'unknown')})", messages[index].content
-        # Both requests contain both messages, so only the order changed. Do not report two changed texts.
+        # If both requests contain both messages, only the order has changed. Report the move instead of changed texts.
         if was in present[index:] and digest in then[index:]:
             return f"{name} has moved; it is now: {_show(content)}"
         if was[:1] != digest[:1]:
@@ -337,7 +340,7 @@ def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _digest_tool(tool: ToolSpec) -> str:
-    # Schemas are large and the same in every turn, so each is hashed once.
+    # Hash each schema only once, because schemas are large and the same in every turn.
     cached = _tools.get(id(tool.parameters))
     if cached is not None and cached[0] is tool.parameters and cached[1] == (tool.name, tool.description):
         return cached[2]
@@ -349,8 +352,8 @@ def _digest_tool(tool: ToolSpec) -> str:
 
 
 MAX_KNOWN_TOOLS = 4096
-# Digests by the identity of a schema. The cache also keeps a reference to the schema. Otherwise another object could
-# get the same identity.
+# Digests by the identity of a schema. Each entry also references the schema, because otherwise another object could
+# later get the same identity.
 _tools: dict[int, tuple[object, tuple[str, str], str]] = {}
 
 
@@ -363,7 +366,7 @@ def _digest(*parts: str) -> str:
 
 
 class TapedCall(BaseModel):
-    """A tool call. Its arguments are JSON, or text if the model did not write JSON."""
+    """A tool call on a tape. The arguments are a JSON object, or text if the model did not write valid JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -375,8 +378,8 @@ class TapedCall(BaseModel):
 class TapedTurn(BaseModel):
     """One line of a tape.
 
-    ``run`` names its reaction. ``for_message`` is only for human readers. ``failure`` replaces a reply: the model
-    failed permanently, and ``text`` is the reason.
+    ``run`` names the reaction of the turn. ``for_message`` is only for human readers. If ``failure`` is set, the model
+    failed permanently in this turn, and ``text`` is the reason.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -432,7 +435,7 @@ def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
     lines = [json.dumps({"roundelay_tape": 1, "agent": agent_id})]
     for turn in turns:
         value = turn.model_dump(mode="json", exclude_defaults=True)
-        # People edit tapes: the run and the turn come first, even where they have default values.
+        # Write the run and the turn first, even if they have default values, because people edit tapes.
         ordered = {"run": turn.run, "turn": turn.turn, **value}
         lines.append(json.dumps(ordered, ensure_ascii=False))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -468,7 +471,7 @@ def read_tape(path: Path) -> list[TapedTurn]:
 
 @dataclass(slots=True)
 class _Run:
-    """Recorded run of a tape, with its playback position."""
+    """Recorded run of a tape, with the number of turns that were already played."""
 
     turns: list[TapedTurn]
     played: int = 0
@@ -478,8 +481,8 @@ class _Run:
 class TapeModel:
     """Model that answers requests with the recorded replies of a tape.
 
-    A request that the tape does not answer, or that differs from the recorded request, fails. The error names the
-    position and the difference. With ``is_strict`` False, a request may differ. ``problems`` collects all failures for
+    A request fails if the tape does not answer it, or if it differs from the recorded request. The error names the
+    position and the difference. If ``is_strict`` is False, a request may differ. ``problems`` collects all failures for
     tests.
     """
 
@@ -506,7 +509,7 @@ class TapeModel:
         return sum(len(run.turns) - run.played for run in {id(run): run for run in runs}.values())
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Return the tape's reply to this request. Raises `ModelError` if the tape has none."""
+        """Return the tape's reply to this request. Raises `ModelError` if the tape has no reply for it."""
         reply = self._find(request).make_reply(request, self.name)
         if on_delta is not None and reply.text:
             on_delta(ModelDelta(reply.text))
@@ -515,15 +518,15 @@ class TapeModel:
     def _find(self, request: ModelRequest) -> TapedTurn:
         request_key = repr((request.messages, request.tools, request.turn))
         reaction_key = (request.reaction, request.agent_id)
-        # A resumed reaction repeats requests whose replies it had not recorded. Return the same replies without
-        # advancing.
+        # A resumed reaction repeats requests whose replies it had not recorded. Return the same reply as before,
+        # without advancing on the tape.
         run = self._bound.get(reaction_key)
         if run is not None and request_key in run.answered:
             return run.answered[request_key]
         # A first turn that is not answered yet starts a new run, even for a known reaction.
         if run is None or request.turn == 1:
             run = self._bind(reaction_key, request)
-        # Stop instead of starting over: a repeated answer could make an agent loop without end.
+        # Raise an error instead of starting the run again: repeated answers could make an agent loop forever.
         if run.played == len(run.turns):
             raise self._report(
                 f"{_name(request)} asks for turn {request.turn}, but the tape {self.name} ends this reaction after "
@@ -542,10 +545,10 @@ class TapeModel:
         return turn
 
     def _bind(self, reaction_key: tuple[str, str], request: ModelRequest) -> _Run:
-        """Choose the run for a new reaction: the run that began with exactly this request, or else the next run."""
+        """Choose the recorded run for a new reaction: the run that began with exactly this request, or the next run."""
         if not self._waiting:
             raise self._report(f"{_name(request)} asks its model, but the tape {self.name} has no further reaction")
-        # Parallel reactions begin in any order, so prefer the run that began with this request.
+        # Prefer the run that began with this request, because parallel reactions may begin in any order.
         run = next((run for run in self._waiting if self._is_exact(run.turns[0], request)), self._waiting[0])
         self._waiting.remove(run)
         self._bound[reaction_key] = run
@@ -566,7 +569,7 @@ class TapeModel:
 
 
 class NamedModel:
-    """Placeholder for the model ``name`` during a replay. A replay never calls a model."""
+    """Placeholder during a replay for the model with the name ``name``. A replay never calls a model."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
         self.name = name
@@ -585,7 +588,7 @@ def _make_error(text: str) -> ModelError:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any] | str:
-    """Return the arguments as parsed JSON if encoding them restores the same text. Otherwise return the text."""
+    """Parse arguments as JSON if encoding the parsed value restores the same text. Otherwise return the text."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ _OPEN_TAG = re.compile(r"\s*<(think|thinking|thought)>")
 ANY_OPEN = re.compile(r"<(think|thinking|thought)>")
 LONE_CLOSE = re.compile(r"</(think|thinking|thought)>[ \t]*(?:\r?\n|\Z)")
 _MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?)?)?")
-"""Pattern for the beginning of a reply that may become an opening tag when more text arrives."""
+"""Pattern of an incomplete opening tag at the beginning of a reply, whose rest may still arrive."""
 
 
 @dataclass(slots=True)
@@ -25,12 +25,12 @@ class ThinkTags:
     _is_decided: bool = False
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """Process the next piece of a reply. Return the text and the reasoning that can be told apart so far."""
+        """Process the next piece of a reply. Return the text and the reasoning that could be separated so far."""
         if self._is_decided or not piece:
             return piece, ""
         self._held += piece
         if not self._tag:
-            # Only at the beginning: later tags may be part of an answer about such tags.
+            # Search only at the beginning, because a later tag may be part of an answer about such tags.
             opening = _OPEN_TAG.match(self._held)
             if opening is None:
                 is_open = _MAYBE_OPEN.fullmatch(self._held) is not None
@@ -39,7 +39,7 @@ class ThinkTags:
         thought, closing, text = self._held.partition(self._tag)
         if closing:
             self._held = text.lstrip()
-            # Drop white space after the tag. The next piece may begin with more white space.
+            # Drop white space after the tag. If no text follows, the next piece may begin with more white space.
             return (self._decide() if self._held else self._await_text()), thought
         kept = max(0, len(thought) - len(self._tag) + 1)  # the piece may end inside the closing tag
         self._held = thought[kept:]

@@ -1,7 +1,8 @@
 """Token counts of texts and requests, and the cost of tokens.
 
 Tokens are estimated from characters, or counted by `tiktoken` if it is installed and configured. A provider's own count
-is more accurate, so features that depend on the size start from that count (`context_engine`). Costs are in US dollars.
+is more accurate, so features that depend on the size of requests begin with that count (`context_engine`). Costs are in
+US dollars.
 Configured prices have priority over the prices of the package `genai-prices` (``[prices]``), whose tables load at the
 first use. This module does no IO except loading these tables, and never uses the network.
 """
@@ -34,8 +35,8 @@ IMAGE_TOKENS = 1000
 """Approximate number of tokens that common providers count for a large image."""
 
 FILE_CHARS, AUDIO_CHARS = 40, 2000
-"""Base64 characters per token. The value for files is between text and page images. The value for audio assumes
-common compressed formats.
+"""Base64 characters per token, for files and for audio. The value for files is a compromise between text and images of
+pages. The value for audio assumes common compressed formats.
 """
 
 CALL_TOKENS = 8
@@ -43,13 +44,13 @@ CALL_TOKENS = 8
 
 
 SEVERAL_REQUESTS = "tokens.several_requests"
-"""Key in a reaction's values. If true, the provider's count of this turn is the sum of several requests. It is then
-no measure of one request.
+"""Key in a reaction's values. The value is true if the provider's count of this turn is the sum of several requests, so
+that the count does not show the size of one request.
 """
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimate tokens from characters: 3.5 ASCII characters or 2.5 bytes of other text per token.
+    """Estimate the number of tokens of a text. One token has 3.5 ASCII characters, or 2.5 bytes of other text.
 
     English text and JSON rarely need more tokens than this estimate.
     """
@@ -63,8 +64,8 @@ def estimate_tokens(text: str) -> int:
 def load_count(name: str | None) -> Count:
     """Return a counter that uses an encoding of `tiktoken` (``o200k_base``), or the estimate if ``name`` is None.
 
-    The encoding is loaded here, once. `tiktoken` downloads an encoding that is not on this machine. Raises
-    `ConfigError`.
+    The encoding is loaded once, when this function is called. `tiktoken` downloads an encoding that is not on this
+    machine. Raises `ConfigError`.
     """
     if name is None:
         return estimate_tokens
@@ -122,13 +123,13 @@ def _count_tool(tool: ToolSpec, count: Count) -> int:
 # Version suffixes that servers append to a model's name.
 _VERSION = re.compile(r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z")
 _SCRIPT = re.compile(r"rules|scripted|script .+")
-"""Names of models that do not use a provider (`scripted`, `team`)."""
+"""Pattern for the names of models that do not use a provider (`scripted`, `team`)."""
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
 class Price(Strict):
-    """US dollars per million tokens. ``cached`` is the price of prompt tokens from the provider's cache. It defaults
-    to ``input``.
+    """Price of a model in US dollars per million tokens. ``cached`` is the price of prompt tokens from the provider's
+    cache. Its default is the price ``input``.
     """
 
     input: _Dollars
@@ -137,7 +138,7 @@ class Price(Strict):
 
 
 class Prices(dict[str, Price]):
-    """Configured prices by model name, which take precedence over those of the package.
+    """Configured prices by model name. They have priority over the prices of the package `genai-prices`.
 
     A name without a version covers all versions (``gpt-4o`` covers ``gpt-4o-2024-08-06``).
     """
@@ -153,7 +154,7 @@ class Prices(dict[str, Price]):
             return Decimal(0)
         if price is not None:
             cached_price = price.input if price.cached is None else price.cached
-            # Some servers count cached tokens in addition to prompt tokens. Without this limit, a cost could be
+            # Some servers do not include cached tokens in the prompt tokens. Limit them, so that a cost is not
             # negative.
             cached = min(usage.prompt_tokens, usage.cached_tokens)
             fresh = usage.prompt_tokens - cached
@@ -181,5 +182,5 @@ def has_price_table() -> bool:
 
 
 def write_dollars(cost: Decimal) -> str:
-    """Format an amount for people: cents, or the leading digits of an amount below one dollar."""
+    """Format an amount of dollars for people: two decimal places, or more for an amount below one dollar."""
     return f"${cost:.2f}" if cost >= 1 or not cost else f"${cost:.4f}" if cost >= Decimal("0.001") else f"${cost:.2g}"
