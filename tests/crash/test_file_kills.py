@@ -86,7 +86,6 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
     assert len(sent) > kills
 
 
-@pytest.mark.usefixtures("real_processes")
 async def test_no_attached_file_is_lost_or_torn_by_4_kills(tmp_path: Path, note: Note) -> None:
     await _prove(tmp_path / "team.db", note, kills=4)
 

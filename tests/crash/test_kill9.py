@@ -73,7 +73,6 @@ async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> in
     return unanswered
 
 
-@pytest.mark.usefixtures("real_processes")
 async def test_no_acknowledged_message_is_lost_by_6_kills(tmp_path: Path, note: Note) -> None:
     await _prove(tmp_path / "team.db", note, kills=6)
 

@@ -299,7 +299,6 @@ async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: A
     assert it.twice == 0
 
 
-@pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize(
     ("rounds", "load"),
     [(3, Load()), pytest.param(100, HEAVY, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],

@@ -19,6 +19,7 @@ import pytest
 from roundelay.interop.bridge.hosts import HOSTS
 from roundelay.interop.bridge.participants import HostProcess, claim_name
 from tests.interop.test_bridge_faults import mcp_server
+from tests.support.forks import run_python
 from tests.support.node import running_node
 
 ME = HostProcess(os.getpid(), Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -84,12 +85,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run_hook(moment: str, folder: Path, event: str, host: str = "codex") -> str:
     """Return the output of a hook that is killed at a given moment."""
     told = {"session_id": "s", "hook_event_name": event, "cwd": str(folder), "transcript_path": str(folder / "t.jsonl")}
-    ran = subprocess.run(
-        [sys.executable, "-c", HOOK, moment, host],
-        input=json.dumps(told).encode(), capture_output=True, cwd=folder, timeout=120, check=False,
-    )  # fmt: skip
-    assert ran.stderr == b""
-    return ran.stdout.decode()
+    ran = run_python("-c", HOOK, moment, host, cwd=folder, told=json.dumps(told).encode())
+    assert ran.stderr == ""
+    return ran.stdout
 
 
 async def hook(moment: str, folder: Path, event: str, host: str = "codex") -> str:

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import tomllib
@@ -29,7 +28,7 @@ from roundelay.interop.bridge.participants import HostProcess, claim_name, find_
 from roundelay.interop.rendering import measure
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import message_from_wire
-from tests.support.forks import start_roundelay
+from tests.support.forks import run_python, start_roundelay
 from tests.support.node import node_process, running_node
 from tests.support.payloads import PAYLOADS, find_marks, judge_told
 
@@ -87,12 +86,9 @@ def test_names_that_cannot_be_read_are_given_to_nobody_else(
 def run_hook(host: str, folder: Path, event: str, **more: Any) -> tuple[int, bytes]:
     """Run one hook as a host does. Return its exit status and output."""
     told = {"session_id": "s", "hook_event_name": event, "cwd": str(folder), **more}
-    ran = subprocess.run(
-        [sys.executable, "-m", "roundelay", "bridge", "deliver", host],
-        input=json.dumps(told).encode(), capture_output=True, cwd=folder, timeout=60, check=False,
-    )  # fmt: skip
-    assert ran.stderr == b""
-    return ran.returncode, ran.stdout
+    ran = run_python("-m", "roundelay", "bridge", "deliver", host, cwd=folder, told=json.dumps(told).encode())
+    assert ran.stderr == ""
+    return ran.returncode, ran.stdout.encode()
 
 
 @pytest.mark.parametrize("told", [b"", b"[]", b"\xff{", b'{"hook_event_name": "Stop", "session_id": 7, "cwd": 3}'])
@@ -100,10 +96,9 @@ def test_no_hook_vetoes_what_its_host_does_whatever_is_wrong(
     told: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDELAY_URL", "nowhere" if not told else "ws://127.0.0.1:9/")
-    command = [sys.executable, "-m", "roundelay", "bridge", "deliver", "claude"]
-    ran = subprocess.run(command, input=told, capture_output=True, cwd=tmp_path, timeout=60, check=False)
+    ran = run_python("-m", "roundelay", "bridge", "deliver", "claude", cwd=tmp_path, told=told)
     assert ran.returncode == 0
-    assert b"hookSpecificOutput" not in ran.stdout
+    assert "hookSpecificOutput" not in ran.stdout
 
 
 def test_a_project_is_the_nearest_folder_of_the_host_below_the_home_and_the_root(

@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from roundelay.interop.webhooks.posts import WebhookUrl, is_public
 from roundelay.network.backoff import Backoff
 from roundelay.network.errors import ConfigError, InvalidArguments
 from tests.interop.test_http_api import Caller, join
+from tests.support.forks import Process, start_python
 from tests.support.node import Node, node_process, running_node
 from tests.support.payloads import PAYLOADS, find_marks
 from tests.support.webhook_receiver import SECRET, Receiver
@@ -318,16 +318,16 @@ async def kill_in_rounds(tmp_path: Path, rounds: int, per_round: int) -> None:
         free.bind(("127.0.0.1", 0))
         own_port = free.getsockname()[1]
 
-    async def spawn(*command: str) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    async def spawn(*command: str) -> Process:
+        process = await start_python(*command, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
         assert b"ready" in await asyncio.wait_for(process.stdout.readline(), 60)
         return process
 
-    async def spawn_receiver() -> asyncio.subprocess.Process:
+    async def spawn_receiver() -> Process:
         return await spawn("-m", "tests.support.webhook_receiver", str(port), str(log), SECRET)
 
-    async def spawn_gateway() -> asyncio.subprocess.Process:
+    async def spawn_gateway() -> Process:
         return await spawn(
             "-m", "roundelay", "gateway", "--node", node.url, "--port", str(own_port), "--serve", "webhooks",
             "--webhooks", str(file), "--webhook-host", "127.0.0.1",

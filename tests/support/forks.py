@@ -29,6 +29,7 @@ import sys
 import threading
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,6 +50,13 @@ PRELOADED = (
     "uvloop",
     "yaml",
 )
+PRELOADED_FOR = {
+    "gateway": "roundelay.interop.gateway",
+    "mcp": "roundelay.interop.mcp.server",
+    "bridge": "roundelay.interop.bridge.hooks",
+    "tests.support.webhook_receiver": "tests.support.webhook_receiver",
+}
+"""Modules that the server imports when an argument first has this name: the gateway's take 2 seconds of CPU."""
 OF_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "OPENSSL_")
 """Prefixes of variables that affect the start of the interpreter. A process is not forked if its values differ from
 those of the tests.
@@ -303,6 +311,7 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
                 if not request:
                     return None
                 *streams, told = descriptors
+                _preload_for(json.loads(request)["arguments"])
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -315,6 +324,14 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
                 os.write(told, b"%d\n" % pid)
                 for stream in streams:
                     os.close(stream)
+
+
+def _preload_for(arguments: list[str]) -> None:
+    for name in set(arguments) & PRELOADED_FOR.keys():
+        with suppress(ImportError):  # the process itself reports a missing extra
+            __import__(PRELOADED_FOR.pop(name))
+        assert len(os.listdir("/proc/self/task")) == 1, f"what {name} imports has started threads"
+        gc.freeze()
 
 
 def _tell_ended(running: dict[int, int]) -> None:
@@ -333,6 +350,7 @@ def _tell_ended(running: dict[int, int]) -> None:
 def _become(request: dict[str, Any]) -> None:
     """Turn a forked child into the requested process. Keep nothing of the server except its imports."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    Path("/proc/self/comm").write_text("python", encoding="ascii")
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
@@ -389,6 +407,8 @@ def _main(descriptor: int) -> None:
     for module in PRELOADED:
         __import__(module)
     assert len(os.listdir("/proc/self/task")) == 1, "what was imported has started threads, which no child would have"
+    # A hook looks through shells for the process that started it, which then is the test worker.
+    Path("/proc/self/comm").write_text("sh", encoding="ascii")
     gc.collect()
     gc.freeze()
     gc.disable()
