@@ -82,7 +82,7 @@ async def _prove_refusals(db: Path, note: Note, *, rounds: int) -> None:
             head = (await ann.call("network.info"))["head"]
             wrong = [(new_id("wrong"), *each) for each in _wrong_sends(random, unseen, own, head)]
             right = [new_id("right") for _ in wrong]
-            # all in one batch or a few batches
+            # All in one batch or a few batches.
             for (message_id, _, to, fields), good_id in zip(wrong, right, strict=True):
                 await _push(ann, message_id, to, **fields)
                 await _push(ann, good_id, "agent:bob")

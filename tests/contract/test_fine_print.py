@@ -77,7 +77,7 @@ def test_a_nack_counts_when_it_is_committed_with_what_was_sent_after_it(hub: Ste
     assert bob.given() == [("hard", 1), ("hard", 2)]
     hub.receive(bob.session, {"type": "nack", "seq": hard, "reason": "again", "retry_after_ms": 0})
     bob.say(type="send", message_id="after", to="agent:alice", content="after the second nack")
-    # the frame is stored, and so is the nack before it
+    # The frame is stored, and so is the nack before it.
     assert bob.connection.take_frames()[-1]["message_id"] == "after"
     hub.crash()
     alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")

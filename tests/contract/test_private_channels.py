@@ -147,7 +147,7 @@ async def test_the_owner_gives_a_channel_away_and_an_operator_acts_where_there_i
     await eve.call("channels.join", {"name": "den"})
     await mia.call("channels.set_owner", {"name": "den", "agent_id": "eve"})
     await eve.call("channels.remove", {"name": "den", "agent_id": "ann"})
-    # removes the owner, and the channel has none then
+    # Removes the owner, and the channel has none then.
     await mia.call("channels.remove", {"name": "den", "agent_id": "eve"})
     await eve.call_refused("unknown_recipient", "channels.join", {"name": "den"})
     await mia.call("channels.join", {"name": "den"})
@@ -347,7 +347,7 @@ async def test_a_channel_from_before_is_open_and_has_no_owner(tmp_path: Path) ->
         assert (dev["access"], "owner" in dev) == ("open", False)
         await bob.call("channels.join", {"name": "dev"})
         await ann.call_refused("forbidden", "channels.remove", {"name": "dev", "agent_id": "bob"})
-        # allowed as before to the creator
+        # Allowed as before to the creator.
         await ann.call("channels.set_history", {"name": "dev", "history": "members"})
         await mia.call("channels.set_owner", {"name": "dev", "agent_id": "ann"})
         await ann.call("channels.remove", {"name": "dev", "agent_id": "bob"})

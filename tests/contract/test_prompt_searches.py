@@ -139,7 +139,7 @@ def test_what_a_search_reads_does_not_grow_with_the_agents_past(
             network.send(people[made % 20], "agent:desk", conversation=f"c{made % 500}")
         for person, shown in (("person3", 20 if past > 400 else 6), ("newcomer", 2 if past == 1000 else 1)):
             trigger = network.send(person, "agent:desk")["seq"]
-            # each reaction requests its window first
+            # Each reaction requests its window first.
             network.stepped.run(views.window(network.reading("desk"), trigger=trigger))
             search = searching.search(network.reading("desk"), query="said", trigger=trigger)
             value, read = count_reads(network, search)

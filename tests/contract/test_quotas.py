@@ -257,7 +257,7 @@ async def test_one_message_has_so_many_open_reactions_and_no_more() -> None:
         seqs = [(await mia.send("broadcast", text))["seq"] for text in ("one", "two")]
         for reaction in ("r1", "r2"):
             await ann.record(reaction, "started", {"trigger": seqs[0]})
-        # the reaction is already open, so it does not count again
+        # The reaction is already open, so it does not count again.
         await ann.record("r1", "started", {"trigger": seqs[0], "again": True})
         refusal = expect_error(
             await ann.submit_record("r3", "started", {"trigger": seqs[0]}, record_id="third"), "forbidden"

@@ -184,7 +184,7 @@ async def test_what_whoever_asks_says_has_failed_comes_again_and_at_the_fifth_fa
         first, second = [(await mia.send("agent:bob", text))["seq"] for text in ("poison", "good")]
         value = await bob.call("network.nack", {"seq": first, "reason": "no", "retry_after_ms": 60_000})
         assert value == {"attempts": 1, "is_dead": False}
-        # the other message is not due
+        # The other message is not due.
         assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]
         await node.kill9()
         await node.restart()

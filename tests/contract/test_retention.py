@@ -391,7 +391,7 @@ async def test_at_a_node_that_follows_who_is_owed_what_the_leader_dropped_is_tol
         assert b"old 0" in await anext(frames)
         assert await take(cid, 1) == ["read"]
         first = (await ann.broadcast("new")).seq
-        # the decision was made by another node
+        # The decision was made by another node.
         done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))
         retention.drop_before(it.hub.registry, done.first_seq)
         with pytest.raises(Closed) as end:

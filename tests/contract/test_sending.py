@@ -381,7 +381,7 @@ async def test_another_body_under_the_same_id_is_a_conflict(
     frame = {"to": "agent:bob", "content": "same", "text_representation": "text", "message_id": "m1"} | change
     error = expect_error(await alice.submit(**frame), "id_conflict")
     assert error["message_id"] == "m1"
-    # the first message remains the valid one
+    # The first message remains the valid one.
     await alice.send("agent:bob", "same", message_id="m1", text_representation="text")
 
 

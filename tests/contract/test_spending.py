@@ -94,7 +94,7 @@ async def test_a_body_of_another_shape_counts_nothing_and_is_kept() -> None:
         await begin(ann, "r1", root)
         for place, body in enumerate(({"reply": 3}, {"reply": {"usage": {"prompt_tokens": -5}}}, {}, {"reply": {}})):
             await ann.record("r1", "model_reply", body, record_id=f"odd{place}")
-        # the last record is a call
+        # The last record is a call.
         assert (await ann.call("network.spent", {"seq": root}))["of_root"] == {"": used(1, 0, 0)}
         kinds = [it["kind"] for it in (await ann.call("network.records", {"reaction": "r1"}))["records"]]
         assert kinds == ["started", *["model_reply"] * 4]

@@ -21,7 +21,7 @@ async def test_a_reactor_learns_when_somebody_begins_to_watch_and_nobody_does_an
         for person in (mia, zoe):
             await person.call("network.watch", {"signals": True})
         assert (await bob.expect("notice", kind="watched"))["body"] == {"is_watched": True}
-        # the field is omitted if it is true
+        # The field is omitted if it is true.
         assert "is_watched" not in (await node.agent("ann", role="reactor")).welcome
         await mia.bye()
         await zoe.call("network.watch", {"presence": True})  # this call keeps her signals

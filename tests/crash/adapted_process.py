@@ -1,5 +1,7 @@
-"""One life of an adapted agent: ``python adapted_process.py PLACE WHEN FOLDER`` kills itself before or after something leaves for the hub
-(a record by its kind, or ``reply``), or in the middle of what stands for a framework (``run``). Each run of that is a line of FOLDER/runs."""
+"""One process of an adapted agent: ``python adapted_process.py PLACE WHEN FOLDER``. It kills itself before or after
+it sends a frame to the hub (a record by its kind, or ``reply``), or during a run of the fake framework (``run``).
+Each run adds a line to FOLDER/runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def reach(place: str, when: str) -> None:
 
 
 class MortalClient(NetworkClient):
-    """Dies where it is told to."""
+    """Client that kills its process at the configured place."""
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
         reach(kind, "before")
@@ -50,7 +52,7 @@ class MortalClient(NetworkClient):
 
 
 class Counted(AdaptedAgent):
-    """Writes down that it ran, and answers."""
+    """Agent that records its runs and answers."""
 
     async def answer(self, turn: IncomingTurn) -> str:
         reach("run", "before")

@@ -1,4 +1,4 @@
-"""A reaction that is killed: where that may happen, what is said in it, and the evidence that it leaves."""
+"""A reaction that is killed: the possible places, the messages in it, and the evidence that it leaves."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from tests.support.openai_rules import Body
 from tests.support.processes import Asked
 
 When = Literal["before", "unanswered", "after"]
-"""Of a frame to the hub: it is not passed on; it is, and its answer is not; its answer is too. Of anything else: before and after it."""
+"""Time of a kill. For a frame to the hub, "before" means that it is not forwarded, "unanswered" that its answer is
+not forwarded, and "after" that its answer is. For everything else: before and after it.
+"""
 
 
 class Point(NamedTuple):
-    """Where in a reaction a process ends."""
+    """A point in a reaction at which a process ends."""
 
     what: str
     when: When
 
 
 def points_of(*steps: str) -> list[Point]:
-    """Every point of these steps."""
+    """Return every point of these steps."""
     return [Point(step, when) for step in steps for when in _WHENS[step.split()[0] in _UNANSWERABLE]]
 
 
@@ -36,7 +38,9 @@ _UNANSWERABLE = ("delivery", "reply", "model", "ring", "weigh")
 
 
 def decide(asked: Asked, body: Body) -> Reply:
-    """What the model says: in an errand it rings, weighs, tells bob and the channel, and answers; else it asks bob."""
+    """Return the model's reply. In an errand, the model rings, weighs, writes to bob and to the channel, and answers.
+    Otherwise, it asks bob.
+    """
     word = asked.incoming
     match word.split()[0], asked.turn:
         case "errand", 1:
@@ -58,7 +62,7 @@ def decide(asked: Asked, body: Body) -> Reply:
 
 
 def tool_result(body: Body) -> str:
-    """The first result that a request holds."""
+    """Return the first tool result in a request."""
     return next(str(it["content"]) for it in body["messages"] if it["role"] == "tool")
 
 
@@ -67,7 +71,7 @@ def tool_result(body: Body) -> str:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The records of a reaction at some moment."""
+    """The records of a reaction at one moment."""
 
     records: Sequence[Any]
 
@@ -80,14 +84,15 @@ class Ledger:
         )
 
     def turns(self) -> set[int]:
-        """Those whose reply it holds."""
+        """Turns with a recorded reply."""
         return {it["body"]["turn"] for it in self.records if it["kind"] == "model_reply"}
 
 
 @dataclass
 class Evidence:
-    """What came of one message to the agent. ``ledgers`` has one for each kill and, last, one of the end; ``asked`` what the model was
-    asked in each of these lives."""
+    """Effects of one message to the agent. ``ledgers`` has an entry for each kill, and a last one for the end.
+    ``asked`` has the requests to the model in each process.
+    """
 
     word: str
     seq: int
@@ -96,7 +101,7 @@ class Evidence:
     ledgers: list[Ledger] = field(default_factory=list)
     asked: list[list[Body]] = field(default_factory=list)
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """What the agent said because of it: to whom, and the text."""
+    """The agent's messages because of it, as (recipient, text)."""
 
     rings: int = 0
 
@@ -105,9 +110,9 @@ class Evidence:
         return len(self.ledgers) - 1
 
     def turns(self, life: int) -> list[int]:
-        """The turns for which the model was asked in a life."""
+        """Return the turns of the requests to the model in one process."""
         return [Asked.read(body).turn for body in self.asked[life]]
 
     def requests(self, turn: int) -> list[Body]:
-        """Those of a turn, in all lives."""
+        """Return the requests of one turn, in all processes."""
         return [body for life in self.asked for body in life if Asked.read(body).turn == turn]

@@ -1,8 +1,9 @@
-"""The stage on which an agent's process is killed: a real hub, the agent's processes behind a proxy, its model, and who it talks to.
+"""Test environment in which an agent's process is killed: a real hub, the agent's processes behind a proxy, its
+model, and its conversation partners.
 
-`Stage.react` has the agent react to one message, and ends its process at chosen points of that, each time starting another one, until the
-reaction is finished. What it gives is the evidence: what the ledger held at each kill and holds in the end, what the model was asked in
-each life, how often the bell rang.
+`Stage.react` lets the agent react to one message. It kills the process at the chosen points, and starts another one
+each time, until the reaction is finished. It returns the evidence: the content of the ledger at each kill and at the
+end, the requests to the model in each process, and the number of bell rings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.support.processes import Asked
 TIMEOUT_S = 30.0
 CONFIGS = {"plain": "Do what you are told.", "other": "Do it with care."}
 Replies = Literal["at once", "while away", "when back"]
-"""When bob answers what he is asked: relative to the kill."""
+"""Time of bob's answer, relative to the kill."""
 AGENT = """\
 id: ann
 instruction: {instruction}
@@ -46,47 +47,47 @@ tools: ["tests.crash.agent_tools:ring", "tests.crash.agent_tools:weigh"]
 
 @dataclass
 class _Act:
-    """A reaction under way, and what is still to happen in it."""
+    """A running reaction, and the planned kills in it."""
 
     word: str
     points: list[Point] = field(default_factory=list)
-    """Where its process ends, one after the other."""
+    """Points at which its processes end, in order."""
 
     limits: list[int] = field(default_factory=list)
-    """Likewise, after how many bytes."""
+    """Numbers of bytes after which its processes end, in order."""
 
     freezes: bool = False
-    """The process is stopped instead."""
+    """Whether the process is stopped (SIGSTOP) instead of killed."""
 
     is_exact: bool = False
-    """Nothing that comes after the point is passed on."""
+    """Whether nothing after the point is forwarded."""
 
     asked: list[Body] = field(default_factory=list)
-    """In this life."""
+    """Requests to the model in this process."""
 
     passed: int = 0
-    """Bytes of this life."""
+    """Number of bytes that this process has sent and received."""
 
     is_ending: bool = False
     has_ended: bool = False
     is_finished: bool = False
-    """Its last record is in the ledger."""
+    """Whether the ledger has its last record."""
 
     has_joined: bool = False
-    """This life is in its channel."""
+    """Whether this process has joined its channel."""
 
     has_looked_up: bool = False
-    """This life has read the thread with bob."""
+    """Whether this process has read the thread with bob."""
 
     has_replied: bool = False
     """Bob."""
 
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
-    """What was on its way from or to a process that was stopped."""
+    """Releases the frames from and to a stopped process."""
 
 
 class _Model(FakeOpenAI):
-    """The agent's model: it shows the stage each request, before it is answered and after."""
+    """The agent's model. It reports each request to the stage before and after its answer."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(self._answer)
@@ -104,19 +105,19 @@ class _Model(FakeOpenAI):
 
 
 class Stage:
-    """Everything there is. One reaction at a time. The `Watcher` of its proxy."""
+    """The whole test environment, with one reaction at a time. It is also the `Watcher` of its proxy."""
 
     mia: NetworkClient
     bob: NetworkClient
     auditor: NetworkClient
     alive: AgentProcess
-    """The agent's process of this life."""
+    """The agent's current process."""
 
     def __init__(self, folder: Path, node: ProcessNode) -> None:
         self.heard: Counter[str] = Counter()
-        """What mia was answered."""
+        """Answers to mia."""
         self.strays: list[Asked] = []
-        """What the model was asked beside the reaction under way."""
+        """Requests to the model that do not belong to the current reaction."""
         self._folder = folder
         self._node = node
         self._model = _Model(self)
@@ -124,7 +125,7 @@ class Stage:
         self._bells = folder / "bells"
         self._processes: AgentProcesses
         self._url = ""
-        self._labels: dict[str, str] = {}  # what is awaited from the hub, by the id of the frame
+        self._labels: dict[str, str] = {}  # expected answers of the hub, by the ID of the frame
         self._batches: dict[str, list[str]] = {}
         self._act = _Act("")
         self._news = asyncio.Event()
@@ -156,14 +157,14 @@ class Stage:
 
     @property
     def _urls(self) -> str:
-        """Where everybody but the agent goes."""
+        """URL for all participants except the agent."""
         return self._node.url
 
-    # --- what a test asks for
+    # --- methods for tests
 
     @property
     def lives(self) -> list[AgentProcess]:
-        """Every process so far."""
+        """Return every process so far."""
         return self._processes.lives
 
     async def react(
@@ -176,9 +177,10 @@ class Stage:
         next_config: str = "plain",
         is_given_up: bool = False,
     ) -> Evidence:
-        """Say a thing to the agent, and kill its process at each of these points, or after so many bytes; the next one goes on.
+        """Send a text to the agent. Kill its process at each of these points, or after these numbers of bytes, and
+        start another one each time.
 
-        ``is_given_up``: the last kill makes what was said a dead letter, and the operator retries that.
+        With ``is_given_up``, the last kill makes the message a dead letter, which the operator restores.
         """
         act = self._begin(_Act(word, list(points), list(limits), is_exact=bool(points)), may_reply=replies == "at once")
         evidence = await self._say(word)
@@ -202,9 +204,9 @@ class Stage:
         return evidence
 
     async def overtake(self, word: str, point: Point, *, cuts: bool = False) -> tuple[Evidence, AgentProcess]:
-        """Say a thing to the agent, stop its process at this point, and let another one take over and finish.
+        """Send a text to the agent, stop its process at this point, and let another process take over and finish.
 
-        ``cuts``: the connection of the process that stands still is lost. What is on its way waits for `let_go_on`.
+        With ``cuts``, the stopped process loses its connection. Pending frames wait for `let_go_on`.
         """
         act = self._begin(_Act(word, [point], freezes=True))
         evidence = await self._say(word)
@@ -220,22 +222,22 @@ class Stage:
         return evidence, frozen
 
     async def let_go_on(self, frozen: AgentProcess) -> int:
-        """Let a process that was stopped go on, with what was on its way, to its end; gives the exit code."""
+        """Continue a stopped process together with its pending frames. Return its exit code."""
         self._act.goes_on.set()
         frozen.resume()
         async with asyncio.timeout(TIMEOUT_S):
             return await asyncio.shield(frozen.ended)
 
     def count_requests(self) -> int:
-        """How many requests the model has had."""
+        """Return the number of requests to the model."""
         return len(self._model.requests)
 
     def count_bytes(self) -> int:
-        """How many bytes have passed in this life since the last thing was said."""
+        """Return the number of bytes that this process has sent and received since the last message."""
         return self._act.passed
 
     def export(self) -> list[dict[str, Any]]:
-        """The ledger, row by row, as it lies in the hub's file."""
+        """Return the rows of the ledger in the hub's file."""
         connection = sqlite3.connect(f"file:{self._node.db}?mode=ro", uri=True)
         connection.row_factory = sqlite3.Row
         try:
@@ -249,7 +251,7 @@ class Stage:
         act = self._act
         left = act.limits[0] - act.passed if act.limits and not act.is_ending else size
         if act.is_ending and act.is_exact:
-            left = 0  # the process may have gone on for a moment before the signal reached it
+            left = 0  # the process may run for a moment before the signal arrives
         act.passed += size
         return min(size, left)
 
@@ -286,7 +288,7 @@ class Stage:
         await self.reach(Point(f"model {asked.turn}", "before"))
 
     async def reach(self, point: Point) -> bool:
-        """The process has come so far. True if that was its end."""
+        """Report that the process has reached a point. Return True if the process ends there."""
         act = self._act
         if act.is_ending or not act.points or act.points[0] != point:
             return False
@@ -298,13 +300,15 @@ class Stage:
 
     async def _end(self) -> None:
         act = self._act
-        act.is_ending = True  # until the next life begins, whatever comes is of the dead
+        act.is_ending = True  # until the next process starts, everything that arrives belongs to the dead one
         await (self.alive.stop() if act.freezes else self.alive.kill())
         act.has_ended = True
         self._news.set()
 
     def _list_labels(self, way: Way, frame: Frame) -> list[str]:
-        """What a frame is in the reaction. A batch is all that stands in it: a kill there meets all of it at once."""
+        """Return the labels of a frame in the reaction. A batch has the labels of all frames in it, because a kill
+        affects all of them.
+        """
         match way, frame:
             case "up", {"type": "batch", "batch_id": batch_id, "frames": frames}:
                 self._batches[batch_id] = [label for it in frames if (label := self._label("up", it)) is not None]
@@ -315,7 +319,7 @@ class Stage:
         return [] if label is None else [label]
 
     def _label(self, way: Way, frame: Frame) -> str | None:
-        """What a frame is in the reaction; None for what is nothing in it."""
+        """Return the label of a frame in the reaction, or None if it has no meaning there."""
         match way, frame:
             case "up", {"type": "record", "record_id": frame_id, "kind": kind, "body": body}:
                 place = "".join(f"{mark}{body[name]}" for mark, name in ((" ", "turn"), (".", "call")) if name in body)
@@ -343,11 +347,11 @@ class Stage:
             writer.write(b"go on\n")
             await writer.drain()
         except ConnectionError:
-            pass  # it was killed here
+            pass  # the process was killed here
         finally:
             writer.close()
 
-    # --- the others
+    # --- other participants
 
     async def _listen(self, message: BaseMessage) -> None:
         self.heard[message.text] += 1
@@ -359,7 +363,7 @@ class Stage:
             self._act.has_replied = True
             self._news.set()
 
-    # --- the course of a reaction
+    # --- course of a reaction
 
     def _begin(self, act: _Act, *, may_reply: bool = True) -> _Act:
         self._labels.clear()
@@ -383,16 +387,16 @@ class Stage:
         return Evidence(word, stored.seq, reaction_id("ann", stored.seq, self.mia.welcome.network.epoch))
 
     async def _is_killed(self) -> bool:
-        """Wait for that; False when the reaction has been finished and no kill is to come."""
+        """Wait for the next kill. Return False if the reaction has finished and no kill remains."""
         act = self._act
         what = f"it was killed at {act.points or act.limits}" if act.points or act.limits else "it has finished"
-        # the last points of all are behind the last record
+        # The last points come after the last record.
         await self._until(
             what, lambda: act.has_ended or (act.is_finished and not act.is_ending and not _ends(act.points))
         )
         assert act.has_ended or not act.points, f"it has finished, and never came to {act.points}"
         if not act.has_ended:
-            act.limits.clear()  # its traffic was over before
+            act.limits.clear()  # its traffic ended before the limit
         return act.has_ended
 
     async def _until(self, what: str, is_fact: Callable[[], bool]) -> None:
@@ -406,7 +410,7 @@ class Stage:
             raise AssertionError(f"waited for this in vain: {what}; the agent: {self.alive.told()}") from None
 
     async def _look(self, evidence: Evidence) -> None:
-        """Keep what this life has come to."""
+        """Store the evidence of this process."""
         records = await fetch_records(self.auditor.call, evidence.reaction, None)
         evidence.lives.append(self.alive)
         evidence.ledgers.append(Ledger(records))
@@ -414,7 +418,7 @@ class Stage:
         self._act.asked = []
 
     async def _is_asked(self, word: str) -> bool:
-        """Whether bob has been sent the question."""
+        """Whether bob has received the question."""
         return any(it.text == f"{word}?" for it in await self._read("direct:ann~bob"))
 
     async def _conclude(self, evidence: Evidence) -> None:
@@ -426,14 +430,14 @@ class Stage:
         evidence.rings = sum(line.startswith(evidence.reaction) for line in rings)
 
     async def _retry(self, seq: int) -> None:
-        """Give a dead letter back to the agent, as soon as it is one."""
+        """Restore a dead letter as soon as the message is one."""
         async with asyncio.timeout(TIMEOUT_S):
             while [it["seq"] for it in (await self.auditor.call("network.dead_letters"))["dead_letters"]] != [seq]:
                 continue
         await self.auditor.call("network.retry_dead_letter", {"agent_id": "ann", "seq": seq})
 
     async def _read(self, thread_id: str) -> list[BaseMessage]:
-        """The end of a thread."""
+        """Return the last messages of a thread."""
         try:
             return list((await self.auditor.history(thread_id, limit=10)).messages)
         except UnknownMessage:
@@ -452,7 +456,7 @@ def _address(url: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncIterator[Stage]:
-    """A `Stage` with its first process of the agent under way; nothing of it is left at the end."""
+    """Run a `Stage` with a first process of the agent. Everything is stopped at the end."""
     async with AsyncExitStack() as stack:
         limits = {"root_messages_per_s": 1_000_000, "sends_per_s": 1_000_000}
         made = Stage(folder, await stack.enter_async_context(node_process(folder / "team.db", limits=limits)))

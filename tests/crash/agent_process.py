@@ -1,8 +1,9 @@
-"""Processes of an agent, by the hundred: a script that has imported what an agent needs forks one for each order that it reads.
+"""Starts hundreds of processes of an agent: a script imports the agent's dependencies, and then forks once for each
+order that it reads.
 
-A child builds the runner of an agent file and runs it, on a connection of its own, until it is killed or superseded; its events and
-its errors go to its log. The script tells who began, stopped and ended; its children end with it, however it ends. `AgentProcesses` is the
-side of the test.
+A child builds the runner of an agent file, and runs it on its own connection until it is killed or superseded. Its
+events and errors go to its log. The script reports which children have started, stopped and ended. Its children end
+together with it. `AgentProcesses` is the side of the test.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # where `tests` is imported from: agents name their tools there
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # agents name their tools in `tests`
 
 from roundelay.agents import record_queue
 from roundelay.agents.events import event_to_json
@@ -31,14 +32,14 @@ from roundelay.nodes.logs import log_to_stderr
 from tests.support.fake_openai import FakeOpenAI, text
 
 SUPERSEDED = 3
-"""The exit code of an agent that another process has taken over."""
+"""Exit code of an agent that another process has superseded."""
 
 
-# -- in the test
+# -- side of the test
 
 
 class AgentProcess:
-    """One life of an agent. ``ended`` gives its exit code, negative for a signal."""
+    """One process of an agent. ``ended`` resolves to its exit code, which is negative for a signal."""
 
     def __init__(self, pid: int, log: Path) -> None:
         self.pid = pid
@@ -47,12 +48,12 @@ class AgentProcess:
         self.has_stopped = asyncio.Event()
 
     async def kill(self) -> None:
-        """SIGKILL, and the process is gone."""
+        """Kill the process (SIGKILL), and wait for its end."""
         os.kill(self.pid, signal.SIGKILL)
         assert await asyncio.shield(self.ended) == -signal.SIGKILL, self.told()
 
     async def stop(self) -> None:
-        """SIGSTOP, and the process stands still."""
+        """Stop the process (SIGSTOP), and wait until it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         await self.has_stopped.wait()
 
@@ -63,12 +64,12 @@ class AgentProcess:
         return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """What it said of its reactions; a kill may have cut the last line."""
+        """Return the events of its reactions. A kill may have cut the last line."""
         return [json.loads(line) for line in self.told().splitlines() if line.startswith("{") and line.endswith("}")]
 
 
 class AgentProcesses:
-    """The script, and all that it has forked."""
+    """The script and all its children."""
 
     def __init__(self, script: asyncio.subprocess.Process, folder: Path) -> None:
         self.lives: list[AgentProcess] = []
@@ -78,14 +79,14 @@ class AgentProcesses:
         self._reader = asyncio.create_task(self._read())
 
     async def launch(self, file: Path, url: str) -> AgentProcess:
-        """A new process of the agent in this file, on its way to the hub at ``url``."""
+        """Start a new process of the agent in this file, which connects to the hub at ``url``."""
         assert self._script.stdin is not None
         log = self._folder / f"life{len(self.lives)}.log"
         self._script.stdin.write(json.dumps([str(file), url, str(log)]).encode() + b"\n")
         return await self._begun.get()
 
     async def close(self) -> None:
-        """End the script, and with it everyone; who was stopped ends too."""
+        """End the script and all its children, including stopped ones."""
         assert self._script.stdin is not None
         self._script.stdin.close()
         await self._script.wait()
@@ -122,12 +123,12 @@ async def agent_processes(folder: Path, **environment: str) -> AsyncIterator[Age
         await processes.close()
 
 
-# -- in the script
+# -- side of the script
 
 
 def main() -> None:
     asyncio.run(_rehearse())
-    alive, held = os.pipe()  # only the script holds the end that is written to: when that is gone, so is the script
+    alive, held = os.pipe()  # only the script holds the writing end, so that the children notice its end
     wakeup, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -162,7 +163,7 @@ def main() -> None:
 
 
 async def _rehearse() -> None:
-    """Have a model answer once, so that what the SDK imports and reads at its first call is there in every child."""
+    """Call a model once, so that the modules which the SDK loads at its first call are already loaded in every child."""
     async with FakeOpenAI([text("Ready.")]) as server, OpenAIModel("fake", base_url=server.base_url) as model:
         request = ModelRequest((UserMessage("Ready?"),), (), agent_id="ann", reaction="rehearsal", turn=1)
         await model.complete(request)
@@ -185,7 +186,7 @@ def _reap(children: set[int], options: int = os.WNOHANG | os.WUNTRACED) -> Itera
 
 
 def _live(file: Path, url: str, log: str, alive: int) -> NoReturn:
-    """The whole life of a child."""
+    """Run a child from its start to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -196,7 +197,7 @@ def _live(file: Path, url: str, log: str, alive: int) -> NoReturn:
     code = 1
     try:
         code = asyncio.run(_run(file, url, alive))
-    except BaseException:  # the boundary of this process
+    except BaseException:  # the outermost handler of this process
         import logging
 
         logging.getLogger(__name__).exception("the agent has ended")
@@ -216,5 +217,6 @@ async def _run(file: Path, url: str, alive: int) -> int:
 
 
 if __name__ == "__main__":
-    record_queue.MAX_DELAY_S = 60.0  # no record goes out by itself, so that every life has the same frames
+    # No record is sent because of a timeout, so that every process sends the same frames.
+    record_queue.MAX_DELAY_S = 60.0
     main()

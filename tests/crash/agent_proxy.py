@@ -1,8 +1,9 @@
-"""Stands between an agent's process and what it talks to, reads what passes, and lets a test choose where to end the process.
+"""Proxy between an agent's process and its servers. It reads the traffic and lets a test choose the point at which
+the process ends.
 
-One listener is before the hub: there it takes the WebSocket apart, and every frame is shown to the `Watcher` before and after it is passed
-on. The other is before the model's server, where bytes are bytes. Once the process is gone, what it has sent is still brought to the hub,
-and what the hub answers is still shown.
+One listener is in front of the hub. It parses the WebSocket, and shows every frame to the `Watcher` before and after
+it is forwarded. The other listener is in front of the model's server and forwards bytes. When the process has ended,
+its pending frames still reach the hub, and the hub's answers are still shown.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 Way = Literal["up", "down"]
-"""To the hub, and to the agent."""
+"""Direction of a frame: "up" to the hub, "down" to the agent."""
 Frame = dict[str, Any]
 READ_BYTES = 1 << 16
 
 
 class Gone(Exception):
-    """The agent's process is not there any more: this frame is not passed on."""
+    """The agent's process has ended, so this frame is not forwarded."""
 
 
 class Watcher(Protocol):
     """Who decides."""
 
     def admit(self, size: int) -> int:
-        """How many of so many bytes are passed on; fewer end the process."""
+        """Return how many of these bytes may be forwarded. Fewer than ``size`` end the process."""
         ...
 
     async def spent(self) -> None:
-        """No further byte is passed on: the process is to be ended."""
+        """Handle the end of the byte limit: the process must be ended."""
         ...
 
     async def before(self, way: Way, frame: Frame) -> None:
-        """A frame has come, and is passed on after this, unless it raises `Gone`."""
+        """Handle a received frame before it is forwarded. `Gone` prevents the forwarding."""
         ...
 
     async def after(self, way: Way, frame: Frame) -> None:
-        """A frame was passed on. It may raise `Gone`."""
+        """Handle a forwarded frame. May raise `Gone`."""
         ...
 
 
@@ -51,7 +52,7 @@ class AgentProxy:
         self._links: list[_Link] = []
 
     async def listen(self, find_target: Callable[[], tuple[str, int]], *, has_frames: bool) -> int:
-        """Pass on to the target, which each connection is told anew, what comes to the port that this gives."""
+        """Forward connections to the target, which is looked up for each connection. Return the port."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             link = _Link(self._watcher, has_frames=has_frames)
@@ -64,13 +65,13 @@ class AgentProxy:
         return port
 
     async def settle(self) -> None:
-        """Wait until every connection has ended and what came over it was taken."""
+        """Wait until every connection has ended and its data is processed."""
         for link in self._links:
             await link.is_over.wait()
         self._links.clear()
 
     def cut(self) -> None:
-        """End every connection, without a word to either side."""
+        """Drop every connection without a close frame."""
         for link in self._links:
             link.cut()
 
@@ -97,7 +98,7 @@ class _Link:
             self._writers.append(far_writer)
             await asyncio.gather(self._bring_up(reader, far_writer), self._bring_down(far_reader, writer))
         except ConnectionError:
-            pass  # nobody is there, or not any more
+            pass  # nobody listens, or the connection has ended
         finally:
             self.cut()
             self.is_over.set()
@@ -115,7 +116,7 @@ class _Link:
         except (Gone, ConnectionError):
             pass
         if not writer.is_closing():
-            writer.write_eof()  # what was passed on arrives before the end
+            writer.write_eof()  # forwarded data arrives before the end
 
     async def _bring_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         cutter = _FrameCutter()
@@ -126,7 +127,7 @@ class _Link:
                     try:
                         await self._pass_on("down", piece, frame, listener)
                     except (Gone, ConnectionError):
-                        listener = None  # nobody hears it any more, but it is read to its end
+                        listener = None  # nobody reads it any more, but it is drained
         except ConnectionError:
             pass
         writer.close()
@@ -147,14 +148,14 @@ class _Link:
 
 
 class _FrameCutter:
-    """Cuts what goes one way into the head of the handshake and frames (RFC 6455, 5.2)."""
+    """Splits one direction of a connection into the head of the handshake and WebSocket frames (RFC 6455, 5.2)."""
 
     def __init__(self) -> None:
         self._is_open = False
         self._rest = b""
 
     def cut(self, data: bytes) -> Iterator[tuple[bytes, Frame | None]]:
-        """Give each piece that is complete, and what a text frame says."""
+        """Yield each complete piece, and the decoded content of a text frame."""
         self._rest += data
         while True:
             if self._is_open:
@@ -171,7 +172,7 @@ class _FrameCutter:
 
 
 def _measure(data: bytes) -> tuple[int, int]:
-    """The size of the frame that begins here and where its payload starts; 0 while that cannot be told."""
+    """Return the size of the frame that starts here and the offset of its payload, or 0 if more bytes are needed."""
     if len(data) < 2:
         return 0, 0
     length, start = data[1] & 127, 2

@@ -1,4 +1,4 @@
-"""What the agent of the kills can do: tools that leave a line in a file, and tell the test before and after."""
+"""Tools of the agent in the kill tests. They append a line to a file, and report to the test before and after it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 from roundelay.agents.tools import ToolContext, tool
 
 GATE, BELLS = "ERRAND_GATE", "ERRAND_BELLS"
-"""Environment variables: the port of the test, and the file."""
+"""Environment variables with the port of the test and the path of the file."""
 
 
 async def tell(what: str) -> None:
-    """Say where this process is, and go on when the test says so."""
+    """Report the position of this process, and wait for the test's permission to continue."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ[GATE]))
     writer.write(f"{what}\n".encode())
     await reader.readline()

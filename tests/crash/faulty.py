@@ -1,4 +1,4 @@
-"""A hub whose storage fails for a while: what every such fault must come to. Used by the tests of single faults."""
+"""A hub whose storage fails for a while, and the required effects of every such fault. Tests of single faults use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def nothing() -> None:
 
 @dataclass
 class Fault:
-    """A `Decide` for `Journal`: between `begin` and `end`, operations of some kinds get a code."""
+    """A `Decide` for `Journal` that fails some kinds of operations with an error code between `begin` and `end`."""
 
     kinds: tuple[type[Event], ...]
     code: int
@@ -50,7 +50,7 @@ class Fault:
         self._is_on = False
 
     async def refuse(self, count: int) -> None:
-        """Wait until it has refused so many operations more."""
+        """Wait until ``count`` more operations were refused."""
         reached = asyncio.Event()
         self._awaited.append((self.refused + count, asyncio.get_running_loop(), reached))
         async with asyncio.timeout(PATIENCE_S):
@@ -58,7 +58,7 @@ class Fault:
 
 
 async def until_ready(url: str) -> None:
-    """Ask ``/readyz`` until it says so, as an operator's probe does."""
+    """Poll ``/readyz`` until the node is ready, as an operator's probe does."""
     for _ in range(1000):
         if (await get_http(url, "/readyz"))[0] == 200:
             return
@@ -67,7 +67,9 @@ async def until_ready(url: str) -> None:
 
 
 async def came_back(url: str) -> bool:
-    """Whether the hub is ready again after the several tries that a recovery takes; until then it says that it recovers."""
+    """Wait for a recovery, which may need several attempts. Return whether the hub is ready again. Until then, it
+    must report that it is recovering.
+    """
     for _ in range(100):
         status, text = await get_http(url, "/readyz")
         if status == 200:
@@ -78,7 +80,7 @@ async def came_back(url: str) -> bool:
 
 
 async def assert_recovering(node: Node) -> None:
-    """The hub lives, is not ready, and lets nobody in."""
+    """Check that the hub is alive, not ready, and accepts no connections."""
     assert (await get_http(node.url, "/healthz"))[0] == 200
     assert await get_http(node.url, "/readyz") == (503, "recovering\n")
     with pytest.raises(InvalidStatus) as refused:
@@ -88,7 +90,9 @@ async def assert_recovering(node: Node) -> None:
 
 
 async def fail_and_recover(node: Node, begin: Step, stay: Step, end: Step) -> dict[str, int]:
-    """Meet a fault in the middle of a conversation, and go on after it; gives the seq of every acknowledged message."""
+    """Cause a fault in the middle of a conversation, and continue after it. Return the seq of every acknowledged
+    message.
+    """
     alice, bob = await node.agent("alice"), await node.agent("bob")
     epoch, cursor = bob.welcome["network"]["epoch"], bob.welcome["cursor"]
     stored = {f"m{n}": (await alice.send("agent:bob", n, message_id=f"m{n}"))["seq"] for n in range(10)}

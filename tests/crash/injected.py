@@ -1,7 +1,7 @@
-"""Faults of the system under a real node: what `faults.c` refuses in the node's process, told by a test while it runs.
+"""System faults under a real node: `faults.c` makes calls of the node's process fail while a test controls it.
 
-The library is compiled where there is a compiler; elsewhere the tests that need it are skipped. A fault has a kind of call (`KINDS`), an
-errno, and how many calls it meets; it lasts until it is lifted.
+Without a compiler for the library, the tests are skipped. A fault has a kind of call (`KINDS`), an errno, and a
+number of calls. It lasts until the test removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("faults.c")
 Kind = Literal["open", "read", "write", "sync", "truncate", "lock", "accept", "clock"]
 KINDS: tuple[Kind, ...] = ("open", "read", "write", "sync", "truncate", "lock", "accept", "clock")
 SHORT = -1
-"""Instead of an errno: half of what is written is taken, as by a file system that has just so much room."""
+"""Code instead of an errno: only half of the data is written, as by a file system with little space left."""
 _FAULT, _LEFT, _PASSING, _SEEN, _REFUSED = range(5)
 _SHIFT, _FORGETS = 5 * len(KINDS), 5 * len(KINDS) + 1
 
@@ -44,7 +44,7 @@ def faults_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Faults:
-    """What the processes with this `env` are refused at the files whose path begins with ``prefix``."""
+    """Faults of the processes with this `env`, for files whose path starts with ``prefix``."""
 
     def __init__(self, library: Path, prefix: Path, control: Path) -> None:
         control.write_bytes(bytes(8 * (_FORGETS + 1)))
@@ -57,28 +57,28 @@ class Faults:
         }
 
     def refuse(self, kind: Kind, errno: int, times: int = -1, *, passing: int = 0) -> None:
-        """Let the next calls of a kind fail, all of them or so many, after so many that pass."""
+        """Let the next ``times`` calls of a kind fail (all by default), after ``passing`` calls that succeed."""
         self._put(kind, _PASSING, passing)
         self._put(kind, _LEFT, times)
         self._put(kind, _FAULT, errno)
 
     def forget(self) -> None:
-        """From now on a failed sync loses what was not synced before it."""
+        """From now on, a failed sync loses all data that was not synced before."""
         self._put_at(_FORGETS, 1)
 
     def shift_clock(self, by_s: int) -> None:
-        """Set the wall clock, so much from the true time."""
+        """Set the wall clock to this offset from the true time."""
         self._put_at(_SHIFT, by_s)
 
     def lift(self) -> None:
-        """Nothing fails any more."""
+        """Remove all faults."""
         for kind in KINDS:
             self._put(kind, _FAULT, 0)
         self._put_at(_FORGETS, 0)
         self._put_at(_SHIFT, 0)
 
     def seen(self, kind: Kind) -> int:
-        """How many calls of a kind there were, refused or not."""
+        """Return the number of calls of a kind, failed or not."""
         return self._get(kind, _SEEN)
 
     def refused(self, kind: Kind) -> int:
@@ -97,7 +97,9 @@ class Faults:
 
 @contextmanager
 def faults_at(library: Path, prefix: Path, folder: Path | None = None) -> Iterator[Faults]:
-    """Faults of the files that begin with a path. The control file stands beside them, under a name that does not, or in ``folder``."""
+    """Yield the faults of files whose path starts with ``prefix``. The control file is next to them under another
+    name, or in ``folder``.
+    """
     faults = Faults(library, prefix, (folder or prefix.parent) / f"faults-{prefix.name}")
     try:
         yield faults

@@ -1,4 +1,6 @@
-"""What a ledger holds after a crash of everything that peers were told: the evidence for P1, and for one answer per message."""
+"""Compares a ledger after a crash with everything that the peers received: the evidence for promise P1, and for one
+answer per message.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from tests.crash.peers import Peer
 
 @dataclass(frozen=True)
 class Kept:
-    """How many messages were acknowledged, and of these how many are lost, there twice, or under another seq than was said; how many
-    deliveries there were, and of messages that are not there; and how many messages are there that nobody was answered."""
+    """Counts of the comparison: acknowledged messages and, of these, lost ones, duplicates and ones with another seq;
+    deliveries, and deliveries of messages that do not exist; and stored messages without an answer.
+    """
 
     epoch: str
     acknowledged: int
@@ -35,7 +38,7 @@ class Kept:
 
 
 async def look_through(db: Path, senders: Sequence[Peer], ear: Peer) -> Kept:
-    """Open the ledger as a hub does, and compare. Every sender has the answer to each of its messages by now."""
+    """Open the ledger as a hub does, and compare. By now, every sender has the answer to each of its messages."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "renewed")
     meta, _ = await ledger.open()
     rows = [row for row in await ledger.rows(0, 10_000_000) if row.type == "message"]

@@ -1,4 +1,4 @@
-"""A hub in this process over SQLite files that a test watches, and people who keep what they were answered."""
+"""A hub in this process over SQLite files that a test watches, and people who record their answers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 _LIMITS = Limits(root_messages_per_s=1_000_000, sends_per_s=1_000_000)
 
 Key = tuple[str, str]
-"""Who sent it, and its ``message_id``."""
+"""Sender and ``message_id``."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The mark of a `stored` that has arrived."""
+    """Mark of a received `stored` frame."""
 
     key: Key
     seq: int
@@ -39,7 +39,7 @@ class Answered:
 
 @dataclass
 class Found:
-    """What a ledger holds after a crash."""
+    """Content of a ledger after a crash."""
 
     epoch: str
     seqs: list[int]
@@ -56,7 +56,9 @@ async def open_network(
     clock: Clock = system_clock,
     checkpoint_pages: int | None = None,
 ) -> AsyncIterator[Network]:
-    """`Network.open`, but "memory" is a file too: one that is never synced. ``checkpoint_pages`` brings checkpoints sooner."""
+    """Open a network like `Network.open`, but with "memory" as a file that is never synced. ``checkpoint_pages``
+    causes earlier checkpoints.
+    """
     ledger = SQLiteLedger(db, new_epoch=random_id, durability=durability)
     hub = Hub(
         ledger,
@@ -66,7 +68,7 @@ async def open_network(
         new_id=random_id,
     )
     network = Network(hub, random_id)
-    try:  # from before the start on: a hub that fails in its middle holds threads, and these the process
+    try:  # also covers the start: a hub that fails during it has threads, which would keep the process alive
         await hub.start()
         if checkpoint_pages is not None:
             sql = f"PRAGMA wal_autocheckpoint = {checkpoint_pages}"
@@ -85,7 +87,7 @@ async def say_all(
     *,
     max_pause_s: float = 0.0,
 ) -> None:
-    """Send these texts (by message_id) to everyone, one after the other."""
+    """Broadcast these texts, by message_id, one after the other."""
     for message_id, text in sayings.items():
         stored = await client.send("broadcast", text, message_id=message_id)
         on_stored((client.agent_id, message_id), stored)
@@ -94,7 +96,7 @@ async def say_all(
 
 
 async def look(db: Path, durability: Durability) -> Found | None:
-    """Open a ledger after a crash as a hub does, or give None when it cannot be opened."""
+    """Open a ledger after a crash as a hub does. Return None if it cannot be opened."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability, boot="the one after the crash")
     try:
         meta, _ = await ledger.open()

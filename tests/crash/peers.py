@@ -1,6 +1,8 @@
-"""Participants on raw frames that come back after every loss: they repeat what was not answered, and keep all they were told.
+"""Participants on raw frames that reconnect after every loss, repeat unanswered frames, and record everything that
+they receive.
 
-Written on plain `websockets` and `json`, as `tests.support.wire` is: nothing of the project's own client is trusted here.
+They use plain `websockets` and `json`, like `tests.support.wire`, because these tests do not trust the project's own
+client.
 """
 
 from __future__ import annotations
@@ -39,12 +41,13 @@ class Heard:
 
 
 class Peer:
-    """One participant. Send with `send`, wait with `settled`; `come_back` and `lose` are for the test to call.
+    """One participant. Tests send with `send`, wait with `settled`, and call `come_back` and `lose`.
 
-    ``answers`` holds every answer to each ``message_id``, ``heard`` every delivery in order of arrival,
-    over all its sessions, and ``heard_seqs`` which they were: what `until` waits for is asked with each frame, so it must be cheap.
-    ``on_heard`` may answer a delivery; else each one is acknowledged by itself, or, with ``ack_every`` > 1, so many at once, or, with 0,
-    none. ``keeps_cursor``: it resumes after what it has heard, not from the hub's floor.
+    ``answers`` has every answer by ``message_id``. ``heard`` has every delivery of all sessions in order, and
+    ``heard_seqs`` their seqs. `until` checks its condition at each frame, so the condition must be cheap.
+    ``on_heard`` may answer a delivery. Without it, each delivery is acknowledged alone, or ``ack_every`` deliveries
+    at once, or (with 0) none. With ``keeps_cursor``, the participant resumes from its own cursor instead of the hub's
+    ack cursor.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Peer:
 
     @property
     def stored(self) -> dict[str, int]:
-        """The seq of each message that was acknowledged."""
+        """Return the seq of each acknowledged message."""
         return {
             message_id: found["seq"]
             for message_id, answers in self.answers.items()
@@ -85,7 +88,7 @@ class Peer:
     # --- the connection
 
     async def come_back(self) -> None:
-        """Connect, say hello, and repeat in its order what was not answered."""
+        """Connect, send hello, and repeat the unanswered frames in their order."""
         assert self._session is None
         hello = dict(self._hello)
         if self._keeps_cursor and self.welcomes:
@@ -100,7 +103,7 @@ class Peer:
             await self._push(raw)
 
     async def come_back_if_possible(self) -> bool:
-        """`come_back`, or False when the node is gone again."""
+        """Call `come_back`. Return False if the node is down again."""
         try:
             await self.come_back()
         except (OSError, ConnectionClosed, InvalidHandshake, AssertionError):
@@ -109,14 +112,14 @@ class Peer:
         return True
 
     async def lose(self) -> None:
-        """Cut the connection without a word."""
+        """Drop the connection without a close frame."""
         session = self._session
         if session is not None:
             session.socket.transport.abort()
         await self.lost()
 
     async def leave(self) -> None:
-        """Say ``bye``: the hub takes in all that was sent before. What it delivers meanwhile counts as not heard."""
+        """Send ``bye``, so that the hub processes all earlier frames. Deliveries after it do not count."""
         self._has_left = True
         await self._push('{"type":"bye"}')
         await self.lost()
@@ -132,7 +135,7 @@ class Peer:
     # --- sending
 
     async def send(self, message_id: str, to: str, content: Any, **fields: Any) -> None:
-        """Send without waiting for the answer; while the connection is down the message waits for the next one."""
+        """Send without waiting for the answer. While the connection is down, the message waits for the next one."""
         frame = {"type": "send", "message_id": message_id, "to": to, "content": content, **fields}
         raw = json.dumps(frame)
         self._unanswered[message_id] = raw
@@ -148,11 +151,11 @@ class Peer:
         assert self.answers[call_id][-1]["type"] == "result", self.answers[call_id]
 
     async def settled(self) -> None:
-        """Wait until everything is answered."""
+        """Wait until every frame has an answer."""
         await self.until(lambda: not self._unanswered)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something holds that frames may change."""
+        """Wait until a condition is true that frames may change."""
         if not is_so():
             changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((is_so, changed))
@@ -167,7 +170,7 @@ class Peer:
         try:
             await self._session.socket.send(raw)
         except ConnectionClosed:
-            return  # the reader finds out; what has no answer is repeated
+            return  # the reader notices the loss, and unanswered frames are repeated
 
     # --- reading
 

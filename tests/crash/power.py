@@ -1,11 +1,14 @@
-"""A disk that can lose its power: which bytes of SQLite's files are safe at any moment, and what a crash may leave of the rest.
+"""A model of a disk that can lose power: the bytes of SQLite's files that are safe at any moment, and the possible
+states of the other bytes after a crash.
 
-`Journal` records every file operation of a run in order, with the test's own marks between them; `Disk` replays it up to any point.
-A synced byte is safe. Of what was not synced a crash keeps nothing, or a prefix that may end within a write, or each sector of each
-write with an even chance, or one side of each write (`Loss`); ``unharmed`` is what a killed process leaves: everything, in the kernel's cache. A deletion
-is safe once a file made after it was synced for the first time: SQLite's VFS syncs the folder then.
+`Journal` records every file operation of a run in order, with the test's own marks between them. `Disk` replays the
+journal up to any point. A synced byte is safe. A crash keeps none of the unsynced bytes, or a prefix that may end
+within a write, or each sector of each write with a probability of one half, or one side of each write (`Loss`).
+``unharmed`` is the state after a killed process: everything, because the kernel's cache survives. A deletion is safe
+after the first sync of a file that was created later, because SQLite's VFS then syncs the folder.
 
-Not modelled: damage to bytes that were synced before (SQLite leans on that too: SQLITE_IOCAP_POWERSAFE_OVERWRITE).
+The model does not include damage to bytes that were synced before. SQLite relies on this too
+(SQLITE_IOCAP_POWERSAFE_OVERWRITE).
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from tests.crash.sqlite_files import OK
 SECTOR_BYTES = 512
 Loss = Literal["unharmed", "all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends"]
 LOSSES: tuple[Loss, ...] = ("all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends")
-"""Of the last two every write is torn at one place: the header and the list of contents of a page that SQLite writes are in its first
-sector, what they lead to is in its last ones."""
+"""Kinds of loss. The last two tear every write at one place: the first sector of a page of SQLite has its header and
+its index of cells, and the last sectors have the cells.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,16 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class FailedSync:
-    """After it the kernel holds the pages for clean, and no later sync writes them: https://lwn.net/Articles/752063/."""
+    """A failed sync. Afterwards, the kernel treats the pages as clean, and no later sync writes them:
+    https://lwn.net/Articles/752063/.
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that the test knows from here on."""
+    """A fact that the test knows from this point on."""
 
     what: object
 
@@ -70,7 +76,7 @@ Decide = Callable[[Event], int]
 
 
 class Journal:
-    """A `Watcher` that writes everything down. ``decide`` may refuse an operation with one of SQLite's codes."""
+    """A `Watcher` that records every operation. ``decide`` may fail an operation with one of SQLite's codes."""
 
     syncs_for_real = False
 
@@ -111,7 +117,7 @@ class Journal:
 
 
 class Disk:
-    """The files of one folder after some events: what is safe, and the changes that are not."""
+    """The files of one folder after some events: the safe bytes, and the changes that are not safe yet."""
 
     def __init__(self) -> None:
         self._safe: dict[str, bytearray] = {}
@@ -144,7 +150,7 @@ class Disk:
                 pass
 
     def after(self, loss: Loss, random: Random) -> dict[str, bytes]:
-        """What a crash leaves in the folder."""
+        """Return the files in the folder after a crash."""
         files = {name: bytearray(data) for name, data in self._safe.items()}
         match loss:
             case "unharmed":
@@ -175,7 +181,7 @@ class Disk:
         undeleted: set[str] = set()
         for change in self._open:
             if change.name in undeleted:
-                continue  # the name still means the old file: what is written to the new one is nowhere
+                continue  # the name still means the old file, so writes to the new one are lost
             if isinstance(change, Write):
                 kept += [sector for sector in _sectors(change) if random.random() < 0.5]
             elif random.random() < 0.5:
@@ -186,14 +192,14 @@ class Disk:
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Lay out a folder as a crash left it."""
+    """Write the files of a folder as a crash left them."""
     folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
 def _sectors(write: Write) -> list[Write]:
-    """The write in pieces that a disk writes whole."""
+    """Split a write into sectors, which a disk writes atomically."""
     pieces: list[Write] = []
     start = 0
     while start < len(write.data):

@@ -1,10 +1,10 @@
-"""SQLite's file operations, seen and refused by a test: a VFS of ours under the standard library's `sqlite3`.
+"""Watches SQLite's file operations and makes them fail, with a custom VFS under the standard library's `sqlite3`.
 
-It stands between SQLite and its own "unix" VFS, in this process, without a compiler: the library's C structures are copied by
-`ctypes`, with our functions in the places of open, read, write, truncate, sync and delete. The code under test opens its database
-as always. Only files in the watched folder are touched; all other connections of the process run as before.
+The VFS wraps SQLite's own "unix" VFS in this process and needs no compiler. `ctypes` copies the library's C
+structures and replaces open, read, write, truncate, sync and delete. The code under test opens its database as usual.
+Only files in the watched folder are affected.
 
-A `Watcher` hears of each operation before it is done, and returns `OK` or the result code that SQLite gets instead of it.
+A `Watcher` is called before each operation, and returns `OK` or the result code that SQLite gets instead.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ import pytest
 log = logging.getLogger(__name__)
 
 OK = 0
-# https://sqlite.org/rescode.html; the codes that SQLite's own VFS gives for EIO and ENOSPC
+# Codes that SQLite's own VFS returns for EIO and ENOSPC: https://sqlite.org/rescode.html
 IOERR_READ, IOERR_WRITE, IOERR_FSYNC, IOERR_TRUNCATE, IOERR_DELETE, FULL = 266, 778, 1034, 1546, 2570, 13
 
 
 class Watcher(Protocol):
-    """What a test knows and decides about the files; ``name`` is a file's name without its folder. Called on SQLite's threads, one
-    operation at a time: the interpreter's lock is held from the call to the operation's end."""
+    """Interface of a test that watches files. ``name`` is a file's name without its folder. SQLite's threads call it,
+    one operation at a time, because the interpreter's lock is held until the operation ends.
+    """
 
     syncs_for_real: bool
-    """Whether a sync goes on to the disk; a model of a disk needs none."""
+    """Whether a sync reaches the disk. A model of a disk does not need it."""
 
     def read(self, name: str) -> int: ...
     def write(self, name: str, offset: int, data: bytes) -> int: ...
@@ -44,7 +45,7 @@ class Watcher(Protocol):
 
 
 class NoSuchLibraryError(Exception):
-    """This Python's SQLite cannot be reached by `ctypes`."""
+    """`ctypes` cannot reach the SQLite of this Python."""
 
 
 class _IoMethods(Structure):
@@ -92,7 +93,7 @@ _DELETE = (c_int, c_void_p, c_void_p, c_int)
 
 
 class _Shim:
-    """The VFS, made once for the process and never freed: SQLite keeps pointers into it."""
+    """The VFS, created once per process and never freed, because SQLite keeps pointers to it."""
 
     def __init__(self) -> None:
         self._library = _load_library()
@@ -123,7 +124,7 @@ class _Shim:
         def call(*arguments: Any) -> int:
             try:
                 return function(*arguments)
-            except Exception:  # there is C above: SQLite gets a code
+            except Exception:  # the caller is C code, so SQLite gets a code
                 log.exception("a watcher failed")
                 return IOERR_WRITE
 
@@ -131,7 +132,8 @@ class _Shim:
         self._kept.append(made)
         return ctypes.cast(made, c_void_p)
 
-    # --- the VFS's functions. PYFUNCTYPE keeps the interpreter's lock during the call: what was heard is what was done
+    # --- the VFS's functions. PYFUNCTYPE keeps the interpreter's lock during the call, so that operations run in the
+    # order in which the watcher sees them.
 
     def _watched_name(self, address: int | None) -> str | None:
         if self.watcher is None or address is None:
@@ -201,7 +203,9 @@ _shim: _Shim | None = None
 
 @contextmanager
 def watched_files(folder: Path, watcher: Watcher) -> Iterator[None]:
-    """Show the file operations of databases in ``folder`` to a watcher. Connections opened meanwhile must be closed inside."""
+    """Show the file operations of databases in ``folder`` to a watcher. Connections that are opened inside the
+    context must be closed inside it.
+    """
     global _shim
     if _shim is None:
         try:
@@ -219,7 +223,7 @@ def watched_files(folder: Path, watcher: Watcher) -> Iterator[None]:
 
 
 def _load_library() -> Any:
-    """The SQLite that the `sqlite3` module runs on. Raises `NoSuchLibraryError`."""
+    """Return the SQLite library of the `sqlite3` module. Raise `NoSuchLibraryError` if it cannot be reached."""
     library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))
     try:
         library.sqlite3_vfs_find.restype = c_void_p

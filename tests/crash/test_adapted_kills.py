@@ -1,5 +1,6 @@
-"""P6 for agents of other frameworks: killed anywhere, such an agent answers once, and runs its framework again only where nothing was recorded.
-docs/adapters.md."""
+"""Tests of promise P6 for agents of other frameworks: an agent that is killed anywhere answers once, and runs its
+framework again only if nothing was recorded. docs/adapters.md.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PLACES = [
     (place, when) for place in ("started", "run", "model_reply", "reply", "finished") for when in ("before", "after")
 ]
 RUN_AGAIN = {("run", "after"), ("model_reply", "before"), ("reply", "before"), ("finished", "before")}
-"""Where the framework had run, and nothing in the ledger said so."""
+"""Points at which the framework had run, but the ledger did not show it."""
 ROUNDS = 3
 KINDS = ["started", "note", "model_reply", "finished"]
 
@@ -31,7 +32,9 @@ async def live(place: str, when: str, folder: Path, url: str) -> Process:
 
 
 async def kill_at(folder: Path, *places: tuple[str, str], **limits: int) -> int:
-    """Have an agent killed at these places, one question for each, and started again; gives how often its framework ran."""
+    """Kill an agent at these points, with one question for each, and start it again. Return the number of framework
+    runs.
+    """
     async with (
         running_node(limits=limits) as node,
         NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia,
@@ -70,7 +73,7 @@ async def test_an_adapted_agent_that_is_killed_anywhere_answers_once(tmp_path: P
 
 
 async def test_killed_behind_its_answer_it_does_not_answer_again(tmp_path: Path) -> None:
-    """At a hub without batches, where the end is not in the answer's commit."""
+    """The hub has no batches, so the end is not in the same commit as the answer."""
     assert await kill_at(tmp_path, ("reply", "after"), max_batch=1) == 1
 
 

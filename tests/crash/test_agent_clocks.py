@@ -1,4 +1,6 @@
-"""The wall clock jumps by hours, on the hub's machine and the agents', while reactions wait: nobody waits for the clock, and nobody waits for ever."""
+"""Tests of wall clocks that jump by hours, on the machines of hub and agents, while reactions wait: no wait depends
+on the wall clock, and none is endless.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ DAY_MS = 24 * HOUR_MS
 PATIENCE_S = 30.0
 TIMEOUT_S = 0.3
 LONG_S = 2.0
-"""For what must not be over before the agent is gone; afterwards it is waited for."""
+"""Timeout of waits that must not end before the agent is stopped, in seconds. Afterwards, tests wait for its expiry."""
 
 
 @tool(needs_approval=True, idempotent=True)
@@ -35,7 +37,7 @@ def sign() -> str:
 
 
 def make_desk(heard: Heard, way: str, timeout_s: float = TIMEOUT_S) -> SimpleAgentRunner:
-    """Asks somebody, or needs an approval, and says what came of it."""
+    """Return an agent that asks somebody or needs an approval, and reports the result."""
 
     def script(request: ModelRequest) -> Any:
         if results := read_prompt(request).tool_results:
@@ -49,7 +51,7 @@ def make_desk(heard: Heard, way: str, timeout_s: float = TIMEOUT_S) -> SimpleAge
 
 
 def in_vain(way: str, timeout_s: float = TIMEOUT_S) -> str:
-    """What comes of a wait that nobody ends."""
+    """Return the result of a wait that expires."""
     if way == "approval":
         return "Not run: nobody approved it in time."
     return f"ann has not answered within {timeout_s:g} s. A later answer comes as a message."
@@ -74,7 +76,7 @@ async def test_a_wait_takes_its_time_however_the_clock_jumps_meanwhile(way: str,
 
 @asynccontextmanager
 async def waiting(network: Network, mia: Person, way: str) -> AsyncIterator[None]:
-    """A desk that waits, and is gone in the block."""
+    """Let a desk wait, and stop it for the duration of the context."""
     heard = Heard()
     async with running(network, make_desk(heard, way, LONG_S)):
         await mia.client.send_text("desk", "go")
@@ -112,7 +114,7 @@ async def test_an_agent_that_is_restarted_after_its_time_is_over_still_finds_wha
 
 @pytest.mark.parametrize("jumps", [[DAY_MS], [40 * DAY_MS, -40 * DAY_MS], [-DAY_MS, DAY_MS]])
 async def test_the_budget_of_a_day_is_one_whatever_day_the_clock_says_it_is(jumps: list[int]) -> None:
-    """A new day has a new budget; a clock that comes back from another day gives no third one."""
+    """A new day has a new budget. A clock that returns from another day does not give a third budget."""
     clock = Clock()
     budget = Budget(TokenLimits(day=50_000))
     desk = make_runner("desk", lambda request: ModelReply("x", usage=Usage(50_000)), middleware=[budget])

@@ -1,7 +1,8 @@
-"""P6 and P7 with real processes: an agent's process is killed everywhere in its reaction, and another one goes on. docs/promises.md.
+"""Tests of promises P6 and P7 with real processes: an agent's process is killed at every point of its reaction, and
+another process continues. docs/promises.md.
 
-The hub is a process with its file, the agent one on the `openai` SDK; what passes between them, and the model's server, is in the test's
-hands, so that a kill meets exactly the place that it is meant for.
+The hub is a process with its file, and the agent is one with the `openai` SDK. The test controls their traffic and
+the model's server, so that each kill happens at exactly the intended point.
 """
 
 from __future__ import annotations
@@ -25,32 +26,36 @@ SPEAKING = points_of(
     "tool_result 2.0", "tool_result 2.1", "tool_result 2.2",
 )  # fmt: skip
 APART = SPEAKING[:-9]
-"""Not stored with the end."""
+"""Steps that are not stored together with the end."""
 ENDING = points_of("model 3", "model_reply 3", "send agent:mia", "finished")
 ERRAND = BEGINNING + RINGING + SPEAKING + ENDING
 FIRST = ("model_reply 1", "tool_started 1.0")
 SECOND = ("model_reply 2", "tool_started 2.0", "tool_started 2.1", "tool_started 2.2")
 LAST = ("tool_result 2.0", "tool_result 2.1", "tool_result 2.2", "model_reply 3", "send agent:mia", "finished")
-"""What is stored in one commit: a kill there meets all of it."""
+"""Steps that are stored in one commit, so that a kill affects all of them."""
 ASKED_AGAIN = {
     *(Point(f"model {turn}", "before") for turn in (1, 2, 3)),
     *(Point(f"model {turn}", "after") for turn in (1, 2, 3)),
     *(Point(step, "before") for step in (*FIRST, *SECOND, *LAST)),
 }
-"""Where the reply was lost with the process; everywhere else it is in the ledger, or was not asked for."""
+"""Points at which the reply was lost together with the process. At all other points, the ledger has the reply, or it
+was not requested.
+"""
 NOT_RUNG = {*(Point(step, when) for step in FIRST for when in ("unanswered", "after")), Point("ring", "before")}
-"""Where the call was begun and the bell not rung: nobody can know that afterwards, and so it is never rung."""
+"""Points at which the call had started but the bell had not rung. Nobody can know this afterwards, so the bell never
+rings.
+"""
 UNKNOWN = {*NOT_RUNG, Point("ring", "after"), Point("tool_result 1.0", "before")}
 
 ASK = points_of("tool_started 1.0", "asking 1.0", "send agent:bob", "waiting 1.0")
 ASK_ANSWERED = points_of("reply", "tool_result 1.0", "model_reply 2", "send agent:mia", "finished")
 
 
-# -- what must hold
+# -- checks
 
 
 def check(evidence: Evidence) -> None:
-    """What holds wherever the process was killed, and however often."""
+    """Check the rules that hold for every kill and any number of kills."""
     word, kinds = evidence.word, evidence.ledgers[-1].count()
     if word.startswith("errand"):
         said = {("agent:bob", f"{word}, bob"), ("channel:dev", f"{word}, dev"), ("agent:mia", f"{word}, done")}
@@ -77,7 +82,7 @@ def check(evidence: Evidence) -> None:
 
 
 def check_once(evidence: Evidence) -> None:
-    """The bell rang at most once, and whether it did is told as it is known."""
+    """Check that the bell rang at most once, and that the reported result matches the records."""
     is_unknown = any(it.has("tool_started", 1, 0) and not it.has("tool_result", 1, 0) for it in evidence.ledgers)
     for request in evidence.requests(2):
         told = tool_result(request)
@@ -87,7 +92,7 @@ def check_once(evidence: Evidence) -> None:
 
 
 def brief(points: Sequence[Point]) -> list[Point]:
-    """Leave out what is nearly the same as another one: the second of calls in parallel, and the answer that has just come."""
+    """Leave out points that are nearly equal to others: the second parallel call, and the moment after an answer."""
     return [
         point
         for point in points
@@ -97,18 +102,18 @@ def brief(points: Sequence[Point]) -> list[Point]:
 
 
 def asked_again(evidence: Evidence) -> int:
-    """How many requests there were beyond one for each turn."""
+    """Return the number of requests beyond one for each turn."""
     turns = [turn for life in range(len(evidence.asked)) for turn in evidence.turns(life)]
     return len(turns) - len(set(turns))
 
 
 def is_unknown(evidence: Evidence) -> bool:
-    """Whether the model was told that the outcome of the ring is unknown."""
+    """Whether a request reported to the model that the result of the ring is unknown."""
     return evidence.word.startswith("errand") and "unknown" in tool_result(evidence.requests(2)[-1])
 
 
 def check_all(ground: Stage, course: Sequence[Evidence]) -> Counter[str]:
-    """What holds for all reactions together; gives the counts."""
+    """Check the rules for all reactions together. Return the counts."""
     said = sum((it.messages for it in course), Counter[tuple[str, str]]())
     rows = [row for row in ground.export() if row["type"] == "message" and row["actor"] == "ann"]
     assert len(rows) == said.total()
@@ -164,7 +169,9 @@ async def test_an_agent_killed_20_times_at_each_boundary_goes_on_where_it_was(tm
 
 
 async def _kill_again_and_again(folder: Path, note: Note, *, reactions: int) -> None:
-    """Six times in each reaction, in each of its parts: it gets on in between, so that no kill is the fifth in the same place."""
+    """Kill each reaction six times, in different parts. It makes progress in between, so no kill is the fifth at the
+    same point.
+    """
     course = []
     async with stage(folder) as ground:
         for number in range(reactions):
@@ -191,7 +198,7 @@ async def test_reactions_that_get_on_outlive_six_kills_each_at_all_their_boundar
 
 @pytest.mark.full
 async def test_a_reaction_given_up_after_five_kills_goes_on_where_it_was_when_it_is_retried(tmp_path: Path) -> None:
-    points = [Point("model 2", "before")] * 5  # what goes on in between would clear the count
+    points = [Point("model 2", "before")] * 5  # progress in between would reset the count
     async with stage(tmp_path) as ground:
         evidence = await ground.react("errand", points, is_given_up=True)
         check(evidence)
@@ -208,13 +215,13 @@ async def _kill_anywhere(folder: Path, note: Note, *, kills: int) -> None:
     async with stage(folder) as ground:
         done = 0
         while done < kills:
-            if done % 50 == 0:  # prompts grow with what has been said
+            if done % 50 == 0:  # prompts grow with the conversation
                 course.append(await ground.react(f"errand undisturbed {done}"))
                 most = ground.count_bytes()
-            # the next process is killed too, now and then
+            # Sometimes the next process is killed too.
             limits = [random.randrange(most) for _ in range(min(kills - done, random.choice((1, 1, 2))))]
             print(f"seed {seed}, kill {done}: after {limits} of {most} bytes")
-            # a word of its own: a process may be done before its limit, and then there is no kill to count
+            # A unique text: a process may finish before its limit, and then no kill counts.
             course.append(await ground.react(f"errand {done} {len(course)}", limits=limits))
             check(course[-1])
             done += course[-1].kills
@@ -232,7 +239,7 @@ async def test_an_agent_killed_at_200_places_in_its_traffic_goes_on_where_it_was
     await _kill_anywhere(tmp_path, note, kills=200)
 
 
-# -- another configuration
+# -- other configurations
 
 
 @pytest.mark.full
@@ -254,11 +261,11 @@ async def test_an_agent_killed_and_started_with_another_configuration_goes_on_an
         check_all(ground, course)
 
 
-# -- while it waits for another agent
+# -- kills while it waits for another agent
 
 
 def plan_asking(points: Sequence[Point], answered: Sequence[Point]) -> list[tuple[list[Point], Replies]]:
-    """The kills of each reaction, and when the answer comes."""
+    """Return the kills of each reaction, and the time of the answer."""
     plans: list[tuple[list[Point], Replies]] = [
         ([point], when) for point in points for when in ("while away", "when back")
     ]
@@ -279,7 +286,8 @@ async def _kill_while_it_asks(
                 course.append(await ground.react(f"ask {number} {points} {replies}", points, replies=replies))
                 check(course[-1])
                 assert course[-1].kills == len(points)
-        course.append(await ground.react("ask undisturbed"))  # what a reply had woken would be asked before it
+        # Otherwise reactions to earlier replies would come before it.
+        course.append(await ground.react("ask undisturbed"))
         check(course[-1])
         counts = check_all(ground, course)
     for name in ("rings", "told_unknown"):
@@ -302,7 +310,7 @@ async def test_an_agent_killed_20_times_wherever_it_asks_asks_once_and_finishes_
     await _kill_while_it_asks(tmp_path, note, plan_asking(ASK, ASK_ANSWERED), rounds=20)
 
 
-# -- stopped, and overtaken
+# -- stopped and superseded processes
 
 STANDSTILLS = {
     "before it sends": (Point("model_reply 2", "unanswered"), False),

@@ -1,8 +1,9 @@
-"""P5, P6 and P7 where the hub dies with the agent: both processes are killed at once, anywhere in a reaction, another node takes the
-network over, and another process of the agent goes on. docs/promises.md, docs/cluster.md.
+"""Tests of promises P5, P6 and P7 when the hub dies together with the agent. Both processes are killed at any point
+of a reaction, another node takes over the network, and another process of the agent continues. docs/promises.md,
+docs/cluster.md.
 
-The nodes share a log in a NATS server. What the agent says and hears passes through the test (`agent_lives`), which kills at the
-place that it is meant for.
+The nodes share a log in a NATS server. The agent's traffic passes through the test (`agent_lives`), which kills at
+exactly the intended point.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 class Nodes(Node):
-    """Two nodes of one network as one: where the one is that leads."""
+    """Two nodes of one network, addressed as one: the leader."""
 
     def __init__(self, nodes: Sequence[ClusterNode], leader: ClusterNode) -> None:
         super().__init__(leader.url, OWNER)
@@ -63,7 +64,9 @@ class Nodes(Node):
         await self.leader.end()
 
     async def replace_leader(self) -> None:
-        """The other one leads, then the one that was killed starts again: at once it might be as fast to claim."""
+        """Wait until the other node leads, and then start the killed one. If it started at once, it might win the
+        election.
+        """
         gone = self.leader
         self.leader = await find_leader([it for it in self.nodes if it is not gone])
         await gone.start()
@@ -72,7 +75,7 @@ class Nodes(Node):
 
 
 class ClusterStage(Stage):
-    """A `Stage` on which the node that leads is killed together with the agent."""
+    """A `Stage` on which the leader is killed together with the agent."""
 
     def __init__(self, folder: Path, nodes: Nodes) -> None:
         super().__init__(folder, cast(ProcessNode, nodes))
@@ -133,7 +136,7 @@ SHOP_KILLS = 20
 
 
 async def kill_shop(shop: asyncio.subprocess.Process) -> list[int]:
-    """Gives what it said that it books and nobody has read yet."""
+    """Kill the shop. Return the orders in its unread output."""
     shop.send_signal(signal.SIGKILL)
     assert shop.stdout is not None
     lines = (await shop.stdout.read()).splitlines(keepends=True)
@@ -178,7 +181,7 @@ async def test_each_message_takes_effect_once_where_its_program_and_the_hub_are_
 
 
 async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_it_leads_again(tmp_path: Path) -> None:
-    """The agents of each node are its own processes: those of a node that follows neither work nor end."""
+    """A node's agents are its own processes. The agents of a follower neither work nor end."""
     async with nats_server(tmp_path / "nats") as server:
         made = [ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in "ab"]
         (tmp_path / "nodes" / "desk.yaml").write_text(
@@ -211,7 +214,7 @@ async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_i
                 agents = children(first.process.pid)
                 assert agents
                 for pid in agents.values():
-                    os.kill(pid, signal.SIGKILL)  # one that ends meanwhile is not started for nothing
+                    os.kill(pid, signal.SIGKILL)  # an agent that has already ended is not started without need
                 assert await ask("by the second node's, once more") == "hello"
                 while children(first.process.pid):  # noqa: ASYNC110 (nobody tells)
                     await asyncio.sleep(0.05)

@@ -1,4 +1,6 @@
-"""Answers that a hub delivers again after a crash: what a wait took begins no reaction, whoever was killed when. Seeded, in virtual time."""
+"""Tests of answers that a hub delivers again after a crash: an answer that a wait has used starts no reaction,
+whatever was killed. Seeded, in simulated time.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_an_answer_that_was_taken_wakes_nobody_when_hub_and_agent_are_killed(aft
 
 
 def test_an_answer_after_the_time_to_wait_wakes_also_when_hub_and_agent_are_killed() -> None:
-    """The other side of it: nobody has read that one."""
+    """Here nobody has used the late answer, so it starts a reaction."""
     away = [{"kill": "finance"}, ASKED, {"wait": "70s"}, {"kill": "desk"}, {"restart": "finance"}, {"wait": "10s"}]
     result = _run(1, *away, *RESTARTS[:1], *RESTARTS[2:], finance=[{"do": [{"say": "Approved, 40 EUR"}]}])
     assert _said(result)[1:] == ["woken by: Approved, 40 EUR"]

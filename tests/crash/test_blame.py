@@ -1,4 +1,6 @@
-"""Dead letters blame what was at fault: real processes of an agent that lose their connection, or are killed by one of their messages."""
+"""Tests that only the message at fault becomes a dead letter: real processes of an agent lose their connection, or
+one of their messages kills them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ tools: ["tests.crash.agent_tools:die"]
 
 
 class _Onlooker:
-    """The proxy's watcher: it counts the welcomes that pass, and changes nothing."""
+    """The proxy's watcher. It counts the forwarded welcomes and changes nothing."""
 
     def __init__(self) -> None:
         self.welcomes = 0
@@ -154,7 +156,8 @@ async def test_a_message_that_kills_its_process_is_given_up_alone(tmp_path: Path
         async with asyncio.timeout(30):
             question = await anext(bob.deliveries())
         poison = (await leo.send_text("ann", "poison")).seq
-        waiting = (await eve.send_text("ann", "hello")).seq  # behind the poison: one at a time
+        # Waits behind the poison message, because the agent works on one at a time.
+        waiting = (await eve.send_text("ann", "hello")).seq
         async with asyncio.timeout(60):
             for _ in range(KILLS):
                 assert await asyncio.shield(alive.ended) == -9
@@ -163,7 +166,8 @@ async def test_a_message_that_kills_its_process_is_given_up_alone(tmp_path: Path
         assert await _state(leo, poison) == ("dead", KILLS)
         assert await _state(mia, asking) == ("in_prompt", 1)
         assert (await _state(eve, waiting))[0] == "in_prompt"
-        assert [(it["seq"], "reason" in it) for it in _dead_letters(leo)] == [(poison, True)]  # an operator hears why
+        # An operator sees the reason.
+        assert [(it["seq"], "reason" in it) for it in _dead_letters(leo)] == [(poison, True)]
         await bob.reply(question.message, "fine")
         async with asyncio.timeout(30):
             assert (await anext(mia.__aiter__())).text == 'ask bob: <answer sender="bob">fine</answer>'

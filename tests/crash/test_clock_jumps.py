@@ -1,4 +1,6 @@
-"""Item by item, what a hub does when the machine's clock jumps: time on the wire never goes back, and nothing waits for the clock."""
+"""Tests of the effects of a jumping system clock on a hub, one by one: times on the wire never go back, and no wait
+depends on the clock.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PATIENCE_S = 5.0
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = NOON_MS
@@ -31,7 +33,7 @@ class Clock:
 
 
 async def _receive(client: NetworkClient, count: int) -> list[int]:
-    """The ``sent_at`` of the next messages, which are acknowledged."""
+    """Acknowledge the next messages, and return their ``sent_at``."""
     stamps: list[int] = []
     async with asyncio.timeout(PATIENCE_S):
         async for delivery in client.deliveries():

@@ -1,4 +1,6 @@
-"""A database file that is damaged: refused in a sentence where it shows, and nothing is acknowledged wrongly where it does not."""
+"""Tests of damaged database files: visible damage is refused with a clear error, and hidden damage never causes a
+wrong acknowledgement.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from tests.support.wire import get_http
 
 MESSAGES = 300
 CODES = {"internal", "id_conflict", "unknown_recipient", "unknown_message", "forbidden", "not_authenticated"}
-"""Answers that a hub may give when it reads damaged rows."""
+"""Valid error codes of a hub that reads damaged rows."""
 
 
 @pytest.fixture
 async def tokens(tmp_path: Path) -> dict[str, str]:
-    """A database with messages from alice to bob, closed in order; gives the tokens of its participants."""
+    """A database with messages from alice to bob, closed normally. Returns the tokens of its participants."""
     async with running_node(db=tmp_path / DB, durability="full", limits={"root_messages_per_s": 100_000}) as node:
         await (await node.agent("bob")).bye()
         alice = await node.agent("alice")
@@ -117,7 +119,7 @@ async def test_damage_that_shows_at_work_stops_the_hub_until_a_backup_is_in_plac
 
 
 async def _converse(node: Node, first_seq: int) -> dict[str, int]:
-    """Try every read and write, and return the outcomes. Every answer is a frame of the contract."""
+    """Try every kind of read and write, and count the results. Every answer is a frame of the protocol."""
     outcomes = {"answered": 0, "refused": 0, "closed": 0, "given_up": 0}
     alice = None
     for step in ("send", "repeat", "history", "receive"):
@@ -134,12 +136,12 @@ async def _converse(node: Node, first_seq: int) -> dict[str, int]:
                 case "receive":
                     answer = await (await node.agent("bob")).delivery()
         except (AssertionError, ConnectionClosed, InvalidStatus) as error:
-            # 503: a write of the hub itself (ack cursors, a lost session) may meet the damage between two steps
+            # HTTP 503: a write of the hub itself (ack cursors, a lost session) may hit the damage between two steps.
             if not any(word in str(error) for word in ("4503", "4401", "not_authenticated", "HTTP 503")):
                 raise
             outcomes["closed"] += 1
             alice = None
-            if not await came_back(node.url):  # it has looked through the file: a backup is what helps
+            if not await came_back(node.url):  # the file was checked, and only a backup helps
                 outcomes["given_up"] += 1
                 return outcomes
         else:

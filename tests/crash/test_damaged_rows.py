@@ -1,4 +1,6 @@
-"""Damaged rows: readers get a notice and continue behind them, and the hub guesses nothing that depends on one."""
+"""Tests of damaged rows: readers get a notice and continue after them, and the hub never guesses a value that depends
+on one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.support.node import Node, running_node
 from tests.support.wire import get_http
 
 INTERIOR_PAGE = 5
-"""The first byte of a page of a table that names other pages: https://sqlite.org/fileformat2.html#b_tree_pages"""
+"""First byte of a table page that refers to other pages: https://sqlite.org/fileformat2.html#b_tree_pages"""
 
 
 def _change(db: Path, sql: str, *values: object) -> None:
@@ -36,12 +38,12 @@ def _change(db: Path, sql: str, *values: object) -> None:
 
 
 def damage(db: Path, seq: int, column: str = "data") -> None:
-    """Flip a bit of a row's column, in a file that nobody has open."""
+    """Flip a bit in a row's column. No process may have the file open."""
     _change(db, f"UPDATE log SET {column} = flip({column}) WHERE seq = ?", seq)
 
 
 class Team:
-    """A node on a file, again and again, whose agents keep their tokens."""
+    """A node that is started repeatedly on one file. Its agents keep their tokens."""
 
     def __init__(self, db: Path) -> None:
         self.db = db
@@ -54,7 +56,7 @@ class Team:
             yield node
 
     async def send(self, *contents: str, **fields: Any) -> list[int]:
-        """Let alice send to bob, who is registered and away. Return the seqs."""
+        """Let alice send to bob, who is registered but offline. Return the seqs."""
         async with self.node() as node:
             await (await node.agent("bob")).bye()
             alice = await node.agent("alice")
@@ -70,7 +72,7 @@ async def test_a_reader_goes_on_after_a_damaged_row_and_is_told(team: Team, capl
     _, second, third = await team.send("one", "two", "three")
     damage(team.db, second)
     async with team.node() as node:
-        for _ in range(2):  # it acknowledges nothing, so that all of it comes again
+        for _ in range(2):  # it acknowledges nothing, so everything is delivered again
             bob = await node.agent("bob")
             assert [(await bob.delivery())["message"]["content"] for _ in range(2)] == ["one", "three"]
             notice = await bob.expect("notice", kind="damaged")
@@ -223,7 +225,7 @@ async def test_a_damaged_table_is_refused_at_the_start_by_name(team: Team, table
             async with team.node():
                 pass
     assert team.db.read_bytes() == before
-    if table == "token":  # one is enough: each is a process
+    if table == "token":  # one table is enough, because each run starts a process
         refused = await run("up", "--port", "0", "--db", team.db, code=1)
         assert (len(refused.err.splitlines()), table in refused.err) == (1, True)
 
@@ -325,14 +327,14 @@ def _make_old(db: Path, rows: int) -> None:
 async def test_rows_from_before_checksums_are_read_as_they_are_and_new_ones_need_theirs(tmp_path: Path) -> None:
     db = tmp_path / DB
     _make_old(db, 3)
-    assert [row.seq for row in read_log(db)[1]] == [1, 2, 3]  # offline, which brings up nothing
+    assert [row.seq for row in read_log(db)[1]] == [1, 2, 3]  # offline commands migrate nothing
     ledger = SQLiteLedger(db, new_epoch=lambda: "e")
     _, puts = await ledger.open()
     assert [put.key for put in puts] == ["ann"]
     new = [Row(seq=seq, at=seq, type="message", actor="ann", key=f"m:{seq}") for seq in (4, 5)]
     await ledger.append(new, [])
     await ledger.close()
-    _change(db, "UPDATE log SET data = 'no JSON' WHERE seq = 2")  # found by what it makes of the row
+    _change(db, "UPDATE log SET data = 'no JSON' WHERE seq = 2")  # found by its decoded content
     _change(db, "UPDATE log SET crc = NULL WHERE seq = 5")
     await ledger.open()
     read = [(row.seq, row.is_damaged) for row in await ledger.rows(0, 9)]
@@ -358,7 +360,7 @@ async def test_one_row_that_sqlite_cannot_read_hides_no_other(team: Team) -> Non
 
 
 async def test_a_log_whose_pages_come_round_again_is_refused(team: Team) -> None:
-    """A lost write may leave a page that names another one twice: over damaged rows that went on for ever."""
+    """A lost write may leave a page that refers to the same page twice. Reads of damaged rows would never end there."""
     async with team.node() as node:
         alice = await node.agent("alice")
         for _ in range(40):

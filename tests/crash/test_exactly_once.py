@@ -1,4 +1,6 @@
-"""P5: a handler that commits its effect with its cursor sees each message exactly once, whenever its process is killed."""
+"""Tests of promise P5: a handler that commits its effect together with its cursor handles each message exactly once,
+whenever its process is killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.support.counts import Note
 from tests.support.node import Node, running_node
 
 ORDERS = 6
-"""Before each kill: enough for the shop to be at work still when a slow machine gets to killing it."""
+"""Number of orders before each kill. It keeps the shop busy even if a slow machine delays the kill."""
 SHOP = Path(__file__).parents[2] / "examples" / "exactly_once" / "shop.py"
 
 
@@ -29,7 +31,7 @@ async def start_shop(node: Node, folder: Path) -> asyncio.subprocess.Process:
 
 
 async def read_booking(shop: asyncio.subprocess.Process) -> int:
-    """The seq of the next order that the shop's handler begins to book."""
+    """Return the seq of the next order that the shop's handler starts to book."""
     assert shop.stdout is not None
     line = await asyncio.wait_for(shop.stdout.readline(), 30)
     assert line.startswith(b"booking "), line
@@ -42,7 +44,9 @@ def booked(folder: Path) -> list[int]:
 
 
 async def kill_while_booking(folder: Path, kills: int) -> tuple[list[int], list[int], int]:
-    """Kill the shop ``kills`` times in the middle of its work; gives the orders sent, those booked, and the handler's runs."""
+    """Kill the shop ``kills`` times during its work. Return the sent orders, the booked orders, and the number of
+    handler runs.
+    """
     chance = random.Random(5)
     runs: list[int] = []
     async with running_node() as node:
@@ -53,7 +57,7 @@ async def kill_while_booking(folder: Path, kills: int) -> tuple[list[int], list[
         sent: list[int] = []
         for _ in range(kills):
             sent += [(await customer.send("agent:shop", f"order {len(sent) + n}"))["seq"] for n in range(ORDERS)]
-            for _ in range(chance.randint(1, 4)):  # somewhere between the handler's write and what follows its commit
+            for _ in range(chance.randint(1, 4)):  # somewhere between the handler's write and the end of its commit
                 runs.append(await read_booking(shop))
             shop.send_signal(signal.SIGKILL)
             assert shop.stdout is not None
@@ -71,7 +75,7 @@ async def kill_while_booking(folder: Path, kills: int) -> tuple[list[int], list[
         while runs[-1] != sent[-1]:
             runs.append(await read_booking(shop))
         while (await customer.call("network.message_status", {"seq": sent[-1]}))["recipients"][0]["state"] != "handled":
-            pass  # each call is a round trip: no busy waiting on this side alone
+            pass  # each call is a round trip, so the loop does not block
         shop.send_signal(signal.SIGKILL)
         await shop.wait()
     return sent, booked(folder), len(runs)

@@ -1,4 +1,6 @@
-"""Writes, syncs and reads that fail under a running hub: it acknowledges nothing wrongly, says so, and recovers by itself."""
+"""Tests of failing writes, syncs and reads under a running hub: it acknowledges nothing wrong, reports the failure,
+and recovers on its own.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ async def test_a_disk_that_fails_is_survived(
 async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "PAGE_BYTES", 4096)  # so that the writer has read the few pages that it needs
+    monkeypatch.setattr(opening, "PAGE_BYTES", 4096)  # so that the writer has already read the few pages that it needs
     is_broken, tries = False, 0
 
     def fail(_: str) -> int:
@@ -79,7 +81,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
         await carol.send("agent:dave", "before")
         await dave.message("before")
         await dave.send("agent:carol", "here")
-        await carol.message("here")  # both are up to date: neither must read a page any more
+        await carol.message("here")  # both are up to date, so neither reads a page any more
         is_broken = True
         bob = await node.agent("bob")
         assert await bob.closed() == 4503
@@ -89,7 +91,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
         assert (await get_http(node.url, "/readyz"))[0] == 200
         await carol.send("agent:dave", "meanwhile")
         await dave.message("meanwhile")
-        assert tries < 20  # it is left to bob to try again
+        assert tries < 20  # then bob has to try again
         is_broken = False
         bob = await node.agent("bob")
         await carol.send("agent:bob", "after")

@@ -1,4 +1,6 @@
-"""P19 under `kill -9`: a node is killed while participants upload files and attach them. What an acknowledged message attaches is there, whole."""
+"""Tests of promise P19 under `kill -9`: a node is killed while participants upload and attach files. The files of an
+acknowledged message exist and are complete.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MAX_SIZE = 300_000
 
 
 class Sent(dict[str, str]):
-    """Checksums of the contents that acknowledged messages attach, by file."""
+    """Checksums of contents in acknowledged messages, by file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +38,9 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
 
 
 async def _upload(client: NetworkClient, random: Random, sent: Sent) -> None:
-    """Upload and attach until cancelled, also while the node is down. Every third content is one that others upload too."""
+    """Upload and attach files until cancelled, even while the node is down. Every third content is also uploaded by
+    others.
+    """
     number = 0
     while True:
         number += 1
@@ -50,10 +54,10 @@ async def _upload(client: NetworkClient, random: Random, sent: Sent) -> None:
 async def _kill_once(node: ProcessNode, sent: Sent, random: Random) -> None:
     sent.is_more.clear()
     async with asyncio.timeout(30):
-        await sent.is_more.wait()  # it has acknowledged something in this life
+        await sent.is_more.wait()  # it has acknowledged something since its start
     await asyncio.sleep(random.random() * LONGEST_LIFE_S)
     await node.kill9()
-    # Before the restart: a torn blob would be seen by whoever reads the folder now.
+    # Check before the restart: a reader of the folder would see a torn blob at this moment.
     folder = blob_folder(node.db)
     assert [name for name in list_blobs(folder) if hash_file(folder / "blobs" / name[:2] / name) != name] == []
     await node.restart()

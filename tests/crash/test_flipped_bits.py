@@ -1,5 +1,6 @@
-"""Single bits of a closed ledger's file are flipped anywhere: what is read afterwards is what was stored, or is not read at all, and
-`roundelay doctor` finds each flip that changed what is read."""
+"""Tests of single flipped bits anywhere in a closed ledger's file: a read returns the stored data or nothing, and
+`roundelay doctor` finds each flip that affects a read.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ PUTS = [
 
 
 async def _read_all(db: Path) -> dict[str, Any]:
-    """All that a hub may read. Raises `LedgerError`."""
+    """Read everything that a hub may read. Raise `LedgerError` if the file cannot be read."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "new", durability="memory")
     try:
         meta, puts = await ledger.open()
@@ -111,7 +112,7 @@ def _read_offline(db: Path) -> list[Row]:
 
 
 def _is_wrong(read: dict[str, Any], intact: dict[str, Any]) -> bool:
-    """Whether anything was read that is not what was stored. What is missing is not wrong, nor what says of itself that it is damaged."""
+    """Whether a read returned data that was not stored. Missing data and data that is marked as damaged do not count."""
     stored = {row.seq: row for row in ROWS}
     lists = ("rows", "inbox", "newest", "thread", "reaction", "records", "messages", "known")
     rows = [row for name in lists for row in read[name] if not row.is_damaged]
@@ -123,7 +124,7 @@ def _is_wrong(read: dict[str, Any], intact: dict[str, Any]) -> bool:
         or any(values.get(key) != value for key, value in found)
         or any(head != stored[seq].head for seq, head in heads)
         or any(f"{key[2:]}" != str(seq) for (_, key), seq in read["repeats"].items())
-        # a page that says of itself that it is empty: then it is another history, which its clients are told
+        # A meta page that looks empty starts a new history, and its clients are notified.
         or (read["meta"].epoch == intact["meta"].epoch) != (read["meta"].head >= intact["meta"].head)
         or read["meta"].first_seq != intact["meta"].first_seq
         or read["meta"].stamp > intact["meta"].stamp
@@ -202,7 +203,8 @@ async def test_each_of_5000_flipped_bits_changes_nothing_that_is_read(
 
 async def test_the_checksum_of_a_row_is_the_same_in_every_version(tmp_path: Path) -> None:
     columns = (2**40, None, "é" * 40, -5, "")
-    # MessagePack, written by hand: an array of five, and in it a 64-bit integer, nil, a string of 80 bytes, a small one, an empty string
+    # Hand-written MessagePack: an array of five with a 64-bit integer, nil, a string of 80 bytes, a small integer and
+    # an empty string.
     packed = b"\x95\xcf" + (2**40).to_bytes(8, "big") + b"\xc0\xd9\x50" + "é".encode() * 40 + b"\xfb\xa0"
     assert checksum(columns) == zlib.crc32(packed)
     await _make(tmp_path / DB)

@@ -1,4 +1,6 @@
-"""A disk without room under a real hub process: the kernel itself refuses the bytes. What was acknowledged stays, the rest waits."""
+"""Tests of a full disk under a real hub process. The kernel itself refuses the writes. Acknowledged data stays, and
+everything else waits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Relieve = Callable[[], None]
 
 @contextmanager
 def _file_size_limit(node: ProcessNode) -> Iterator[Relieve]:
-    """No file of the process may grow further: RLIMIT_FSIZE, as a quota does."""
+    """Prevent the files of the process from growing with RLIMIT_FSIZE, as a quota does."""
     size = max(path.stat().st_size for path in node.db.parent.glob(f"{DB}*"))
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (size + ROOM_BYTES, hard))
@@ -41,7 +43,7 @@ def _file_size_limit(node: ProcessNode) -> Iterator[Relieve]:
 
 @contextmanager
 def _full_filesystem(node: ProcessNode) -> Iterator[Relieve]:
-    """The file system has no room: something else fills it."""
+    """Fill the file system with another file."""
     ballast = node.db.with_name("ballast")
     free = os.statvfs(node.db.parent)
     with ballast.open("wb") as file:
@@ -51,7 +53,7 @@ def _full_filesystem(node: ProcessNode) -> Iterator[Relieve]:
 
 @contextmanager
 def _small_filesystem(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MB; only root may mount one."""
+    """Mount a file system of 8 MB, which only root can do."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
@@ -63,7 +65,7 @@ def _small_filesystem(folder: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def _talkers(node: ProcessNode) -> AsyncIterator[tuple[Peer, Peer]]:
-    """Somebody who sends until it is told to stop, and somebody who listens."""
+    """Run a sender that sends until the end of the context, and a listener."""
     sender, ear = Peer(node, "sender"), Peer(node, "ear", keeps_cursor=True)
     await asyncio.gather(sender.come_back(), ear.come_back())
     talking = asyncio.create_task(_talk(sender))
@@ -137,4 +139,4 @@ async def test_a_node_that_finds_no_room_says_so_in_one_sentence(tmp_path: Path)
         f"Error: The database {tmp_path / DB} cannot be written: the file may not grow further"
     )
     assert len(err.splitlines()) == 1, err
-    assert b"rollback" not in err  # the first reason, not what followed from it
+    assert b"rollback" not in err  # the first reason, and not a consequence

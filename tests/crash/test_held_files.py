@@ -1,4 +1,4 @@
-"""The node's files in the hands of others: programs that open and close them, other nodes, a move, a deletion, an
+"""Tests of a node's files that others use: programs that open and close them, other nodes, a move, a deletion, an
 older copy.
 """
 
@@ -38,7 +38,7 @@ async def _say(session: WireSession, stored: dict[str, int], count: int) -> None
 
 
 async def _assert_all_there(session: WireSession, stored: dict[str, int]) -> None:
-    """Every repeat is answered with the seq of the first one."""
+    """Check that every repeat is answered with the original seq."""
     for message_id, seq in stored.items():
         again = await session.send("broadcast", "x" * 500, message_id=message_id)
         assert (again["seq"], again.get("duplicate")) == (seq, True)
@@ -95,7 +95,7 @@ async def test_a_file_that_its_own_process_opens_and_closes_is_locked_again_with
         alice = await node.agent("alice")
         stored: dict[str, int] = {}
         await _say(alice, stored, 3)
-        db.read_bytes()  # by POSIX, closing the file drops all locks that the process has on it
+        db.read_bytes()  # in POSIX, closing a file drops all locks of the process on it
         assert not any("POSIX" in line for line in _read_locks(os.getpid(), db))
         assert await alice.closed() == 4503
         await until_ready(node.url)
@@ -116,7 +116,7 @@ async def test_a_second_node_is_refused_by_whatever_name_it_comes(tmp_path: Path
         for other in (db, tmp_path / "symbolic.db", tmp_path / "hard.db", link / DB):
             refused = await run("up", "--port", "0", "--db", other, code=1)
             assert "in use by another node" in refused.err
-        for path in home.iterdir():  # none of the files beside it keeps a second node off
+        for path in home.iterdir():  # none of the other files keeps a second node off
             if path.name not in (DB, f"{DB}-wal", f"{DB}-shm"):
                 path.unlink()
         refused = await run("up", "--port", "0", "--db", db, code=1)
@@ -125,7 +125,7 @@ async def test_a_second_node_is_refused_by_whatever_name_it_comes(tmp_path: Path
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Look again and again, as an operator does at files and at the log."""
+    """Poll until the condition is true, as an operator checks files and the log."""
     for _ in range(1000):
         if is_so():
             return
@@ -162,7 +162,7 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
             for number in range(50, 60):
                 await alice.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": "y"})
         for frame in await alice.rest():
-            if frame["type"] == "stored":  # a commit that was under way may have ended before
+            if frame["type"] == "stored":  # a running commit may have ended before
                 stored[frame["message_id"]] = frame["seq"]
         assert await alice.closed() == 4503
         assert len(stored) <= 51
@@ -171,13 +171,13 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
             assert (await get_http(node.url, "/readyz"))[0] == 503
         while harm == "deleted" and "its content is in" not in caplog.text:
             assert (await get_http(node.url, "/readyz"))[0] == 503
-        # a session may have ended before, as what it had to read could not be read
+        # A session may have ended before, because its data could not be read.
         await _until(lambda: "the ledger failed" in caplog.text)
         told = [it.message for it in caplog.records if it.message.startswith("the ledger failed")]
-        assert len(told) == len(set(told)) <= 2  # the file is gone, and cannot be opened again
+        assert len(told) == len(set(told)) <= 2  # the file is missing and cannot be opened again
         assert str(db) in told[0]
         if harm == "deleted":
-            await _until(Path(f"{db}.rescued").exists)  # it has its name when it is whole
+            await _until(Path(f"{db}.rescued").exists)  # a complete file gets its name
         end(db)
         await until_ready(node.url)
         alice = await node.agent("alice")
@@ -278,8 +278,9 @@ async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(
 
 
 async def _live_three_times(folder: Path, copy: str) -> tuple[Path, str]:
-    """Make a database with a WAL that is newer than the copy of it, ``copy.db``. Return its epoch too. The folder ``killed`` has the
-    files as a killed node leaves them, with the WAL not yet copied into the database."""
+    """Create a database with a WAL that is newer than the database's copy ``copy.db``. Return its path and its epoch.
+    The folder ``killed`` has the files of a killed node, with a WAL that is not yet copied into the database.
+    """
     db, killed = folder / DB, folder / "killed"
     killed.mkdir()
     stored: dict[str, int] = {}
@@ -336,7 +337,7 @@ async def test_a_backup_put_in_the_place_of_a_running_nodes_database_is_not_mixe
         else:
             shutil.copyfile(copy, db)
         assert await alice.closed() == 4503
-        if way == "cp":  # SQLite's log is still there, and would be written over it
+        if way == "cp":  # SQLite's log still exists and would be applied to it
             await _until(lambda: "belongs to another database" in caplog.text)
             assert (await get_http(node.url, "/readyz"))[0] == 503
             assert db.read_bytes() == as_copied

@@ -1,6 +1,8 @@
-"""The hub's process is killed in the middle of everything that an agent does: all of it goes on, nobody is asked, told or paid twice.
+"""Tests of a hub process that is killed during everything that an agent does: all work continues, and no question,
+message or payment is repeated.
 
-The agents live on in the test's own process, over WebSockets; what they do kills the hub from inside, so that each kill meets its place.
+The agents run in the test's own process and connect over WebSockets. Their actions kill the hub, so that each kill
+happens at the intended point.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ PLACES = ["model", "streaming", "once tool", "tool", "ask", "approval", "handoff
 
 
 class World:
-    """A desk that looks, pays, asks, needs an approval and hands over. At some places the hub is restarted, once."""
+    """An agent that looks, pays, asks, needs an approval and hands over. At some points, the hub is restarted once."""
 
     def __init__(self, restarts: dict[str, Callable[[], Awaitable[None]]]) -> None:
         self.restarts = restarts
@@ -92,7 +94,7 @@ class World:
 
 
 class StreamingModel(ScriptedModel):
-    """Streams its second turn, and stops in the middle of it."""
+    """A model that pauses in the middle of its second turn's stream."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.desk)

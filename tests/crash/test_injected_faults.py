@@ -1,7 +1,8 @@
-"""P1 under a system that fails: a real hub process whose calls are refused while senders are at it. docs/promises.md.
+"""Tests of promise P1 under system faults: calls of a real hub process fail while senders are active.
+docs/promises.md.
 
-The calls of the process are refused where it makes them (`faults.c`), as the kernel would. Each fault is lifted after a while; the node
-has to go on by itself, and at the end it is killed.
+The calls fail inside the process (`faults.c`), as if the kernel had refused them. Each fault ends after a while. The
+node must continue on its own, and is killed at the end.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ __all__ = ["faults_library"]
 SENDERS = 4
 MESSAGES_PER_S = 200
 READY_WITHIN_S = 5.0
-"""docs/operations.md: so soon after a fault is over the node is ready again."""
+"""Time after the end of a fault within which the node is ready again, in seconds (docs/operations.md)."""
 NOTICED_WITHIN_S = 5.0
-"""And so soon after it has begun it says that it is not."""
+"""Time after the start of a fault within which the node reports that it is not ready, in seconds."""
 HOUR_S = 3600
 EAR = "ear"
 
@@ -45,15 +46,16 @@ Begin = Callable[[Faults, ProcessNode], None]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A fault, and what the peers see of it. ``kind`` is the kind of call that must have met it."""
+    """A fault, and its visible effect. ``kind`` is the kind of call that must have failed."""
 
     name: str
     kind: Kind
     begin: Begin
     sight: str
-    """``stops``: nothing is acknowledged and the node is not ready until it is lifted; ``cuts``: sessions are closed once;
-    ``hides``: what is to be read cannot be, and all else goes on, or the node is not ready, since to write it has to read too;
-    ``nothing``."""
+    """Visible effect. ``stops``: nothing is acknowledged, and the node is not ready until the end of the fault.
+    ``cuts``: sessions are closed once. ``hides``: reads fail, and everything else works, or the node is not ready
+    because a write also has to read. ``nothing``: no effect.
+    """
 
 
 def _refuse(number: int, *kinds: Kind, times: int = -1) -> Begin:
@@ -75,7 +77,7 @@ def _jump(by_s: int) -> Begin:
 
 def _open_no_file(faults: Faults, _: ProcessNode) -> None:
     faults.refuse("open", errno.EMFILE)
-    faults.refuse("write", errno.EIO, 1)  # so the database has to be opened again
+    faults.refuse("write", errno.EIO, 1)  # so that the database must be opened again
 
 
 MEETINGS = (
@@ -94,11 +96,11 @@ MEETINGS = (
 )
 
 LONG_MEETINGS = (*MEETINGS, Meeting("locks_held", "lock", _refuse(errno.EAGAIN, "lock"), "stops"))
-"""To SQLite a lock that is held is as one that is refused."""
+"""For SQLite, a held lock looks like a refused one."""
 
 
 async def _talk(peer: Peer) -> None:
-    """Send at a steady rate, whether the hub is there or not, until cancelled."""
+    """Send at a steady rate until cancelled, even while the hub is down."""
     pause_s = SENDERS / MESSAGES_PER_S
     due_at = time.monotonic()
     number = 0
@@ -110,7 +112,7 @@ async def _talk(peer: Peer) -> None:
 
 
 async def _stay(peer: Peer) -> None:
-    """Come back after each loss, at once and again and again, until cancelled."""
+    """Reconnect immediately after each loss until cancelled."""
     while True:
         await peer.lost()
         await _until(peer.come_back_if_possible, pause_s=0.05)
@@ -140,7 +142,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _acknowledge_more(senders: list[Peer], ear: Peer) -> None:
-    """Wait until every sender has new answers, and somebody hears of them."""
+    """Wait until every sender has new answers and a reader has received the messages."""
     for peer in senders:
         enough = len(peer.answers) + 5
         await peer.until(lambda peer=peer, enough=enough: len(peer.answers) >= enough)  # type: ignore[misc]
@@ -149,7 +151,7 @@ async def _acknowledge_more(senders: list[Peer], ear: Peer) -> None:
 
 
 async def _until(asks: Callable[[], Awaitable[bool]], *, pause_s: float = 0.02) -> None:
-    """Ask until it is so; of this no event comes here."""
+    """Poll until the condition is true, because no event reports it."""
     for _ in itertools.count():
         if await asks():
             return
@@ -157,7 +159,9 @@ async def _until(asks: Callable[[], Awaitable[bool]], *, pause_s: float = 0.02) 
 
 
 async def _welcomed(ear: Peer, times: int) -> None:
-    """Wait until it has come back so often more. No frame says so: it may be cut before its first."""
+    """Wait for ``times`` further welcomes of a peer. No frame reports them: the connection may be cut before its
+    first frame.
+    """
     enough = len(ear.welcomes) + times
 
     async def has_come() -> bool:
@@ -168,7 +172,7 @@ async def _welcomed(ear: Peer, times: int) -> None:
 
 
 async def _is_ready(node: ProcessNode) -> bool:
-    """Whether the node says so. Where it can take no connection it says nothing, which a probe takes for a no."""
+    """Whether the node reports that it is ready. A node that accepts no connections counts as not ready."""
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             return (await get_http(node.url, "/readyz"))[0] == 200
@@ -181,7 +185,7 @@ async def _is_not_ready(node: ProcessNode) -> bool:
 
 
 async def _is_history_hidden(node: ProcessNode, ear: Peer) -> bool:
-    """Whether a session that asks for everything from the beginning is closed. The newest messages are in memory."""
+    """Whether the node closes a session that reads from the beginning. The newest messages are in memory."""
     first = ear.welcomes[0]
     try:
         async with asyncio.timeout(READY_WITHIN_S):
@@ -196,7 +200,7 @@ async def _is_history_hidden(node: ProcessNode, ear: Peer) -> bool:
 async def _meet(
     meeting: Meeting, faults: Faults, node: ProcessNode, senders: list[Peer], ear: Peer, looks: int
 ) -> float:
-    """Meet a fault and lose it again; gives how long the node took to be ready after that."""
+    """Cause a fault, check its effect and remove it. Return the time until the node was ready again."""
     await _acknowledge_more(senders, ear)
     seen, refused = faults.seen(meeting.kind), faults.refused(meeting.kind)
     meeting.begin(faults, node)
@@ -225,7 +229,7 @@ async def _meet(
                 await _until(is_so)
         case _:
             await _acknowledge_more(senders, ear)
-            async with asyncio.timeout(NOTICED_WITHIN_S):  # a connection may be refused before one is taken
+            async with asyncio.timeout(NOTICED_WITHIN_S):  # a connection may be refused before one is accepted
                 await _until(lambda: _is_ready(node))
     if meeting.kind == "clock":
         assert faults.seen("clock") > seen
@@ -286,14 +290,14 @@ async def test_no_acknowledged_message_is_lost_by_26_long_faults_in_any_order(
 
 
 _REOPENING: tuple[tuple[Kind, int], ...] = (("write", 36), ("open", 11), ("truncate", 4))
-"""Kinds of calls, and how many of each are let fail, one after the other."""
+"""Kinds of calls, and the number of each that fail, one after the other."""
 
 
 @pytest.mark.full
 async def test_whichever_call_of_a_reopening_fails_the_history_is_the_same(
     tmp_path: Path, note: Note, faults_library: Path
 ) -> None:
-    """What fails for a moment is no new history: no client is told `limited`."""
+    """A temporary failure does not start a new history, so no client gets `limited`."""
     failed = 0
     with faults_at(faults_library, tmp_path / DB) as faults:
         async with node_process(tmp_path / DB, limits={"root_messages_per_s": 100_000}, env=faults.env) as node:
@@ -303,7 +307,7 @@ async def test_whichever_call_of_a_reopening_fails_the_history_is_the_same(
                 for passing in range(most):
                     await session.send("broadcast", "x", message_id=f"{kind}{passing}")
                     before = faults.refused(kind)
-                    faults.refuse("sync", errno.EIO, 1)  # so the ledger has to be opened again
+                    faults.refuse("sync", errno.EIO, 1)  # so that the ledger must be opened again
                     faults.refuse(kind, errno.EIO, 1, passing=passing)
                     await session.send_frame(
                         {"type": "send", "message_id": "during", "to": "broadcast", "content": "x"}
@@ -341,7 +345,7 @@ print(os.pread(file, 20, 0), os.pwrite(file, b"halved", 0), round(time.time()), 
 
 
 async def test_the_faults_meet_the_calls_that_sqlite_makes(tmp_path: Path, faults_library: Path) -> None:
-    """Else everything above would prove nothing."""
+    """Otherwise, the tests above would prove nothing."""
     with faults_at(faults_library, tmp_path / DB) as faults:
         command = [sys.executable, "-c", _CALLS, str(tmp_path / DB)]
         pipe = asyncio.subprocess.PIPE
@@ -361,6 +365,6 @@ async def test_the_faults_meet_the_calls_that_sqlite_makes(tmp_path: Path, fault
         failed, synced, locked, rest = out.decode().splitlines()
         content, taken, later = rest.rsplit(" ", 2)
         assert (failed, synced, locked) == (str(errno.EIO), "None", str(errno.ENOLCK))
-        assert content == repr(b"before\0\0")  # what was not synced is forgotten; the file's size is not
+        assert content == repr(b"before\0\0")  # unsynced data is lost, but the file's size is not
         assert (taken, faults.refused("sync"), faults.refused("lock")) == ("6", 1, 1)
         assert int(later) - int(now) >= HOUR_S

@@ -1,4 +1,6 @@
-"""P1 under `kill -9`: a real hub process, killed again and again while twenty senders are at it. docs/promises.md."""
+"""Tests of promise P1 under `kill -9`: a real hub process is killed repeatedly while twenty senders are active.
+docs/promises.md.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ EAR = "ear"
 
 
 async def _talk(peer: Peer, random: Random) -> None:
-    """Send at a steady rate until cancelled, also while the hub is down."""
+    """Send at a steady rate until cancelled, even while the hub is down."""
     pause_s = SENDERS / MESSAGES_PER_S
     due_at = time.monotonic() + random.random() * pause_s
     number = 0
@@ -61,9 +63,9 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
 
 
 async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> int:
-    """Kill the hub at work and start it again; gives how many sends had no answer at the kill."""
+    """Kill the hub while it works, and start it again. Return the number of sends without an answer at the kill."""
     before = [len(peer.stored) for peer in peers]
-    await peers[1].until(lambda: len(peers[1].stored) > before[1])  # it has acknowledged something in this life
+    await peers[1].until(lambda: len(peers[1].stored) > before[1])  # it has acknowledged something since its start
     await asyncio.sleep(random.random() * LONGEST_LIFE_S)
     await node.kill9()
     await asyncio.gather(*(peer.lost() for peer in peers))

@@ -1,8 +1,9 @@
-"""NATS servers lose no acknowledged record in a power loss with `sync_interval: always`, and lose some without it.
+"""Tests of power losses of NATS servers: with `sync_interval: always`, no acknowledged record is lost, and without it
+some are.
 
-While a client appends records, the file operations of the servers are recorded (`traced`). Then the power fails at many points of the
-recording. At each point the folders are laid out as a crash may leave them (`power`), the servers are started on them, and their
-records are compared with those acknowledged by then. docs/cluster.md.
+While a client appends records, the file operations of the servers are recorded (`traced`). Then the power fails at
+many points of the recording. At each point, the folders are written as a crash may leave them (`power`) and the
+servers start on them. Their records are compared with those acknowledged by then. docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ BEFORE = 20
 """Records that are stored safely before the recording begins."""
 ACKNOWLEDGED = re.compile(rb'\{"stream":"lab", ?(?:"domain":"", ?)?"seq":(\d+)')
 CHOOSE_S, CHOOSES = {1: 1.0, 3: 60.0}, {1: 1, 3: 4}
-"""Timeout until servers know a log, and attempts to read missing records: three servers elect a leader first."""
+"""Time until servers know a log, in seconds, and number of attempts to read missing records, by number of servers.
+Three servers first elect a leader.
+"""
 SYNCS = {"always": "always", "default": '"2m"'}
 
 pytestmark = [
@@ -43,7 +46,7 @@ pytestmark = [
 
 
 def mark_acknowledged(sent: bytes) -> int | None:
-    """The newest position that what is sent to a client acknowledges."""
+    """Return the newest position that data sent to a client acknowledges."""
     return max((int(it) for it in ACKNOWLEDGED.findall(sent)), default=None)
 
 
@@ -63,7 +66,7 @@ def make_servers(folder: Path, count: int, sync: str) -> list[NatsServer]:
 
 
 async def open_log(servers: Sequence[NatsServer], *, is_made: bool) -> SharedLog | None:
-    """Open the log once the servers have elected a leader. None if they have no such log."""
+    """Open the log once the servers have elected a leader. Return None if they have no such log."""
     hosts = ",".join(it.hosts for it in servers)
     log = make_shared_log(f"nats://{hosts}/lab?replicas={len(servers)}&max_bytes={64 << 20}")
     loop = asyncio.get_running_loop()
@@ -125,7 +128,7 @@ async def read_back(servers: Sequence[NatsServer], count: int) -> dict[int, byte
 
 
 async def prove(folder: Path, note: Note, *, servers: int, sync: str, records: int, points: int) -> Counter[str]:
-    """Lose the power of all servers at the same moment, so many times."""
+    """Simulate ``points`` power losses of all servers at the same moment."""
     random = Random(f"{servers} {sync}")
     texts = [random.randbytes(random.choice((40, 300, 300, 6000))) for _ in range(records)]
     made = make_servers(folder, servers, sync)

@@ -1,4 +1,4 @@
-"""The memtable: reads return the same rows whatever was flushed already, also after a kill at any moment."""
+"""Tests of the memtable: reads return the same rows, whatever was flushed already, even after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def recall_or_look_up(ledger: Ledger, request: LookupRequest) -> tuple[Any
 
 
 async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> list[Any]:
-    """All that a ledger is asked for, within limits that happen to be these."""
+    """Call every read of a ledger with random limits."""
     end = rows[-1].seq + 1
     after, before, limit = random.randrange(end), random.randrange(1, end + 1), random.randrange(1, 40)
     keys = {(row.actor, row.key) for row in random.sample(rows, min(len(rows), 20)) if row.key} | {("ann", "m:none")}
@@ -102,7 +102,7 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
 async def test_what_is_asked_for_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, cached: int, note: Note
 ) -> None:
-    """Compared with a ledger that keeps all in memory, while rows come and go and the file is opened again."""
+    """The results equal those of a ledger in memory, while rows are added and deleted and the file is opened again."""
     monkeypatch.setattr(memtable, "FLUSH_ROWS", together)
     monkeypatch.setattr(newest_rows, "MAX_ROWS", cached)
     monkeypatch.setattr(newest_rows, "MAX_VALUE_BYTES", 600 * cached)
@@ -195,7 +195,7 @@ def _kill_again_and_again(path: Path, kills: int, note: Note) -> None:
             process.kill()
             acknowledged = [acknowledged, *map(int, process.stdout.read().split())][-1]
         looked_at = db
-        if number % 4:  # else the next life finds what this look at the file leaves, which places all as it closes
+        if number % 4:  # otherwise the next start finds the state of this open, which flushes everything when it closes
             shutil.copytree(path / "home", path / "copy")
             looked_at = path / "copy" / "team.db"
         assert check_file(looked_at) == []
@@ -231,7 +231,7 @@ async def _find_all(db: Path, head: int, random: Random) -> None:
 
 
 def _read_marks(db: Path) -> tuple[int, int]:
-    """Up to which row it is written where they are, and the newest row."""
+    """Return the seq up to which the indexes are flushed, and the newest seq."""
     with closing(sqlite3.connect(db)) as connection:
         flushed_to = connection.execute("SELECT value FROM meta WHERE key = 'placed_to'").fetchone()[0]
         return int(flushed_to), connection.execute("SELECT max(seq) FROM log").fetchone()[0]

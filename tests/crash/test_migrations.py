@@ -1,4 +1,6 @@
-"""A schema step that is killed, loses its power or finds no room has not happened: the file is as before, or as after."""
+"""Tests of schema migrations that are killed, lose power or find no space: the file is in the state before or after a
+step, never in between.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ AFTER = BEFORE + 1
 
 @pytest.fixture
 def add_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From here on there is one more step."""
+    """Function that adds one more migration step."""
 
     def add() -> None:
         monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, STEP))
@@ -66,7 +68,7 @@ def _rows() -> list[Row]:
 
 
 async def _open_and_close(db: Path, rows: list[Row] | None = None) -> int:
-    """Open a ledger as a hub does, append these rows; gives the head that it had."""
+    """Open a ledger as a hub does, and append these rows. Return its previous head."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "epoch")
     try:
         meta, _ = await ledger.open()
@@ -78,7 +80,9 @@ async def _open_and_close(db: Path, rows: list[Row] | None = None) -> int:
 
 
 def _state(db: Path) -> tuple[int, frozenset[str], int, int]:
-    """Version, schema, rows of the log, and how many rows have what the step wrote."""
+    """Return the version, the schema, the number of rows in the log, and the number of rows that the step has
+    changed.
+    """
     with closing(sqlite3.connect(db)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         schema = frozenset(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
@@ -222,7 +226,7 @@ async def test_a_step_that_finds_no_room_says_so_and_goes_on_when_there_is(
             journal.decide = _let_pass(refusals * 3)
             with pytest.raises(
                 LedgerError, match="no space is left on its disk"
-            ):  # the first reason, not what followed from it
+            ):  # the first reason, and not a consequence
                 await _open_and_close(tmp_path / DB)
             refusals += 1
             journal.decide = None
@@ -234,7 +238,7 @@ async def test_a_step_that_finds_no_room_says_so_and_goes_on_when_there_is(
 
 
 def _let_pass(writes: int) -> Callable[[Event], int]:
-    """A `Decide`: after so many writes there is no room."""
+    """Return a `Decide` that fails with a full disk after this number of writes."""
     left = iter(range(writes))
 
     def decide(event: Event) -> int:
@@ -245,7 +249,7 @@ def _let_pass(writes: int) -> Callable[[Event], int]:
 
 async def test_who_knows_nothing_of_closed_channels_and_cut_sessions_refuses_the_file(tmp_path: Path) -> None:
     await _open_and_close(tmp_path / DB)
-    assert _state(tmp_path / DB)[0] > 2  # with schema 2 all channels were open
+    assert _state(tmp_path / DB)[0] > 2  # with schema 2, all channels were open
 
 
 @pytest.mark.parametrize("sql", ["CREATE TABLE notes (text)", "PRAGMA user_version = 99"])
@@ -259,11 +263,11 @@ async def test_a_database_that_is_refused_stays_as_it_was(tmp_path: Path, sql: s
     assert (tmp_path / DB).read_bytes() == before
 
 
-# --- to the layout in which each fact stands once
+# --- migration to the layout that stores each fact once
 
 
 def _said(seq: int, **fields: Any) -> Row:
-    """A message as a hub stores it."""
+    """Return a message as a hub stores it."""
     sender, name = ("ann", "bob") if seq % 3 else ("bob", "ann")
     to, kind, thread = (
         (f"agent:{name}", "direct", "direct:ann~bob") if seq % 5 else ("channel:dev", "channel", "channel:dev")
@@ -287,7 +291,7 @@ SAID = [_recorded(seq) if seq % 10 == 0 else _said(seq) for seq in range(1, ROWS
 
 
 def _write_v6(db: Path) -> None:
-    """The file that the version before has left."""
+    """Write a file of schema version 6, the version before."""
     with closing(sqlite3.connect(db)) as connection:
         connection.create_function("checksum", -1, lambda *columns: migrations.checksum(columns))
         for step in migrations.STEPS[:6]:
@@ -344,7 +348,7 @@ async def test_a_file_of_the_version_before_says_the_same_and_finds_the_same(tmp
     old, new = tmp_path / "old.db", tmp_path / "new.db"
     _write_v6(old)
     assert check_file(old) == []
-    assert [row.seq for row in read_log(old)[1]] == list(range(1, ROWS + 1))  # offline, which brings up nothing
+    assert [row.seq for row in read_log(old)[1]] == list(range(1, ROWS + 1))  # offline commands migrate nothing
     ledger = SQLiteLedger(new, new_epoch=lambda: "epoch")
     await ledger.open()
     await ledger.append(SAID, [])
@@ -354,7 +358,7 @@ async def test_a_file_of_the_version_before_says_the_same_and_finds_the_same(tmp
     assert _where(old) == _where(new)
     assert (check_file(old), check_file(new)) == ([], [])
     assert new.stat().st_size < old.stat().st_size
-    for db in (old, new):  # what is dropped is in neither table, nor is what was damaged
+    for db in (old, new):  # dropped and damaged rows are in neither table
         with closing(sqlite3.connect(db)) as connection:
             connection.execute("UPDATE log SET actor = 'bad' WHERE seq = 6")
             connection.commit()
@@ -387,7 +391,7 @@ def test_a_process_killed_on_its_way_to_the_layout_leaves_the_file_before_or_aft
 
 
 async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attacker can make ids with one hash. They are stored, deduplicated and dropped as all others."""
+    """An attacker can create IDs with the same hash. They are stored, deduplicated and dropped like all others."""
     for module in (queries, writes, retention, integrity):
         monkeypatch.setattr(module, "hash_key", lambda actor, key: 5)
     ledger = SQLiteLedger(tmp_path / DB, new_epoch=lambda: "epoch")
@@ -401,7 +405,7 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
     await ledger.append(rows[9:], [])
     wanted = LookupRequest({*((row.actor, row.key) for row in rows), ("ann", "m:new")}, set(), set())
     assert (await ledger.lookup(wanted)).stored == {(row.actor, row.key): row for row in rows}
-    await ledger.close()  # then the tables alone say where they are
+    await ledger.close()  # then only the tables say where the rows are
     await ledger.open()
     dropped = await ledger.trim(Trim(messages_before=rows[5].at, records_before=rows[5].at, pinned=20))
     assert dropped.dropped == 5

@@ -1,4 +1,4 @@
-"""P3: one order, the same for every reader, whatever connections break meanwhile. docs/promises.md."""
+"""Tests of promise P3: every reader sees the same order, whatever connections break in between. docs/promises.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_UNANSWERED = 64
 
 @dataclass(frozen=True)
 class Line:
-    """A message as a reader saw it; ``number`` counts its sender's messages."""
+    """A message as a reader received it. ``number`` counts its sender's messages."""
 
     seq: int
     sender_id: str
@@ -30,12 +30,12 @@ class Line:
 
 
 Reading = dict[str, list[Line]]
-"""What one reader has read: its threads, each in the order of arrival."""
+"""Messages of one reader by thread, each in order of arrival."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A thread, and how to send to it."""
+    """A thread and the address for messages to it."""
 
     thread_id: str
     to: str
@@ -43,7 +43,7 @@ class Place:
 
 
 async def _make_places(host: WireSession, peers: Iterable[Peer], count: int) -> list[Place]:
-    """Half of them channels, half reply threads; every peer may write to all."""
+    """Create channels and reply threads, half of each. Every peer may write to all of them."""
     places = []
     for number in range(count // 2):
         await host.call("channels.create", {"name": f"c{number}"})
@@ -62,7 +62,9 @@ async def _join_all(peer: Peer, places: Iterable[Place]) -> None:
 
 
 async def _write(peer: Peer, places: Sequence[Place], random: Random, *, messages: int, losses: int) -> int:
-    """Send to every place so many messages, in one sequence over all of them; gives how often the connection was cut."""
+    """Send ``messages`` messages to each place, in one sequence over all places. Return the number of dropped
+    connections.
+    """
     turns = [place for place in places for _ in range(messages)]
     random.shuffle(turns)
     cuts = set(random.sample(range(len(turns)), losses))
@@ -79,7 +81,7 @@ async def _write(peer: Peer, places: Sequence[Place], random: Random, *, message
 
 
 async def _read(peer: Peer, random: Random, *, total: int, losses: int) -> int:
-    """Read until everything was heard; gives how often the connection was cut."""
+    """Read until everything was received. Return the number of dropped connections."""
     for limit in sorted(random.sample(range(total), losses)):
         await peer.until(lambda limit=limit: len(peer.heard) >= limit)  # type: ignore[misc]
         await peer.lose()
@@ -98,7 +100,7 @@ async def _read(peer: Peer, random: Random, *, total: int, losses: int) -> int:
 
 
 def _reading(heard: Iterable[Heard], threads: set[str]) -> tuple[Reading, int]:
-    """The threads as they were heard at first, and how many deliveries were repeats."""
+    """Return the threads with each message at its first arrival, and the number of repeated deliveries."""
     reading: Reading = {}
     seen: set[int] = set()
     repeats = 0
@@ -125,7 +127,7 @@ async def _read_history(session: WireSession, places: Iterable[Place]) -> Readin
 
 
 def _count_inversions(reading: Reading) -> int:
-    """Neighbours in the wrong order: of one thread by seq, and of one sender by its own count, over all threads."""
+    """Count neighbors in the wrong order: by seq in each thread, and by the sender's own count over all threads."""
     inversions = sum(
         earlier.seq >= later.seq for lines in reading.values() for earlier, later in itertools.pairwise(lines)
     )
@@ -149,7 +151,7 @@ async def _prove(
     await late.leave()
     to_hear = total + sum(
         place.reply_to is not None for place in places
-    )  # with the messages that reply threads begin at
+    )  # with the messages that start the reply threads
     cuts = await asyncio.gather(
         *(_write(peer, places, random, messages=messages, losses=losses) for peer in writers),
         *(_read(peer, random, total=to_hear, losses=losses) for peer in (cursor, floor)),
@@ -181,7 +183,7 @@ async def _prove(
     )  # fmt: skip
     assert sum(map(len, history.values())) == total
     assert (differing, inversions) == ([], 0)
-    assert repeats["cursor"] == 0  # who keeps its own cursor is told nothing twice
+    assert repeats["cursor"] == 0  # a reader with its own cursor gets no message twice
 
 
 async def test_every_reader_reads_the_same_order(tmp_path: Path, note: Note) -> None:

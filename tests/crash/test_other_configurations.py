@@ -1,7 +1,8 @@
-"""An agent killed in the middle of its work and started with another configuration goes on with what was begun, and ends.
+"""Tests of an agent that is killed during its work and restarted with another configuration: it continues the started
+work and ends.
 
-Tools that are gone, renamed or take other arguments, lower limits, another model, other middleware, other agents to hand over to: whatever
-was changed, every request is one that a provider takes, what may happen once has happened at most once, and the records stay what they were.
+Tools may be missing, renamed or have other arguments, and limits, models, middleware and handoffs may differ. In all
+cases, providers accept every request, a once tool runs at most once, and existing records do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.loops import Killed, Loop, Records
 
 
 class Shop:
-    """What the agents' tools did, over all lives."""
+    """Effects of the agents' tools, in all processes."""
 
     def __init__(self) -> None:
         self.paid = 0
@@ -94,7 +95,7 @@ class Bill(BaseModel):
 
 
 def work(request: ModelRequest) -> Any:
-    """Looks, pays and has somebody help; hands over, gets it back; is corrected, and ends."""
+    """Script that looks, pays, asks a helper, hands over and gets the conversation back, is corrected, and ends."""
     check(request)
     match request.agent_id, request.turn:
         case "child", turn:
@@ -112,13 +113,13 @@ def work(request: ModelRequest) -> Any:
 
 
 def ramble(request: ModelRequest) -> Any:
-    """Another model: calls what is not there, and what is there wrongly."""
+    """Script of another model that calls missing tools, and existing tools with wrong arguments."""
     check(request)
     return [call("nope"), call("look", at=5), finish("enough")] if request.tools else None
 
 
 def check(request: ModelRequest) -> None:
-    """What providers insist on: each call has one result right behind it, ids and names are there once."""
+    """Check the rules of providers: each call has one result right after it, and IDs and names are unique."""
     open_calls: list[str] = []
     seen: set[str] = set()
     for message in request.messages:
@@ -164,7 +165,7 @@ OTHERS: Mapping[str, Callable[[Shop], Agent]] = {
     "another id": lambda shop: shop.make_agent(script=work, agent_id="rob"),
 }  # fmt: skip
 WRITES = 21
-"""Records of the whole reaction, but for the last."""
+"""Number of records of the whole reaction, without the last one."""
 
 
 async def be_killed(shop: Shop, after: int) -> Records:
@@ -191,9 +192,7 @@ async def test_the_work_that_is_interrupted() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("other", OTHERS)
 async def test_a_reaction_goes_on_under_any_other_configuration_and_ends(other: str) -> None:
-    for after in range(
-        1 + list(OTHERS).index(other) % 2, WRITES, 2
-    ):  # every other place, half of them here and half there
+    for after in range(1 + list(OTHERS).index(other) % 2, WRITES, 2):  # every other place, half of them in each test
         shop = Shop()
         records = await be_killed(shop, after)
         kept = dict(records.kept)
@@ -206,7 +205,7 @@ async def test_a_reaction_goes_on_under_any_other_configuration_and_ends(other: 
 
 
 async def test_a_once_tool_that_is_called_idempotent_later_is_not_run_again() -> None:
-    """Who says so now did not know it of the call that was begun."""
+    """The tool was declared idempotent only after the call had started."""
     shop = Shop()
     records = await be_killed(shop, 5)
     begun = records.bodies("tool_started")

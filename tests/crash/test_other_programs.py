@@ -1,4 +1,4 @@
-"""Somebody else at the database's file: another program that holds a lock, and another node."""
+"""Tests of other programs that use the database file: a program that holds a lock, and another node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ for line in sys.stdin:
 
 
 class _Holder:
-    """A program that takes SQLite's write lock and gives it back."""
+    """A program that takes and releases SQLite's write lock."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -60,7 +60,7 @@ async def test_a_lock_held_by_another_program_is_waited_for_and_then_survived(tm
         await holder.hold()
         await carol.send_frame({"type": "send", "message_id": "m", "to": "broadcast", "content": "held up"})
         await carol.settle()
-        assert carol.unread == []  # what is not stored is not answered
+        assert carol.unread == []  # messages that are not stored are not answered
         await holder.release()
         await carol.expect("stored", message_id="m")
 
@@ -82,7 +82,7 @@ async def test_a_second_node_on_the_same_file_is_refused_and_harms_nothing(tmp_p
             assert len(refused.err.strip().splitlines()) == 1, refused.err
         await alice.send("broadcast", "two")
         assert db.with_name(f"{DB}.owner").read_text().strip() == owner
-        await node.kill9()  # its lock goes with it
+        await node.kill9()  # releases its lock
         await node.restart()
         alice = await node.agent("alice")
         assert await alice.send("broadcast", "one", message_id="m1") == first | {"duplicate": True}

@@ -1,4 +1,6 @@
-"""P10: a message that fails its handler five times becomes a dead letter, visibly, and the rest goes on. docs/promises.md."""
+"""Tests of promise P10: a message that fails five times becomes a visible dead letter, and all others are handled.
+docs/promises.md.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A PostgreSQL server loses no record in a power loss that it acknowledged to a node, and loses some without syncing commits.
+"""Tests of power losses of a PostgreSQL server: it loses no record that it acknowledged to a node, and loses some if
+commits are not synced.
 
-While a client appends records, `strace` records the file operations of the server's processes. Then the power fails at many points of
-the recording. At each point the folder is laid out as a crash may leave it (`power`), the server is started on it, and the records of
-the log are compared with those acknowledged by then. docs/cluster.md.
+While a client appends records, `strace` records the file operations of the server's processes. Then the power fails
+at many points of the recording. At each point, the folder is written as a crash may leave it (`power`) and the server
+starts on it. The records of the log are compared with those acknowledged by then. docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ BEFORE = 20
 """Records that are stored safely before the recording begins."""
 RECORDS = 300
 QUIET = {"checkpoint_timeout": "1h", "autovacuum": "off"}
-"""One stretch of the journal, from which everything is made again."""
+"""Settings that keep the journal in one stretch, from which the whole database can be rebuilt."""
 CALLS = "openat,write,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,fallocate,rename,sendto"
 ACKNOWLEDGED = re.compile(rb"D\0\0\0\x12\0\x01\0\0\0\x08(.{8})s\0\0\0\x04Z", re.DOTALL)
-"""A row of one number of eight bytes, and that it was all."""
+"""Protocol messages for a row with one eight-byte integer and the end of the result."""
 _LINE = re.compile(r"(\d+) +(.*)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
 _CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+)(?:<(.*?)>)?.*")
@@ -127,7 +128,7 @@ async def read_back(server: PostgresServer) -> list[bytes]:
 
 
 def copy(one: Path, other: Path) -> None:
-    """Copy a folder as it is, whoever owns it."""
+    """Copy a folder with its owners and modes."""
     subprocess.run(["cp", "-a", one, other], check=True)
 
 

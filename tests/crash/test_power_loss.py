@@ -1,8 +1,9 @@
-"""P1 under power loss: the real ledger on a disk that forgets what was not synced. docs/promises.md.
+"""Tests of promise P1 under power loss: the real ledger on a disk that forgets unsynced data. docs/promises.md.
 
-A hub runs through several lives, ended in order or by a kill, while every operation on its files is recorded. Then the power fails at
-thousands of points of the recording, half of them within checkpoints. At each point the files are laid out as a crash may leave them,
-and the ledger is opened on them. Without syncs the same rig must lose messages: otherwise it would prove nothing under ``full``.
+A hub runs several times, and is stopped or killed each time, while every operation on its files is recorded. Then the
+power fails at thousands of points of the recording, half of them within checkpoints. At each point, the files are
+written as a crash may leave them, and the ledger is opened on them. Without syncs, the same setup must lose messages.
+Otherwise, it would prove nothing for ``full``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3
 DB = "team.db"
 CHECKPOINT_PAGES = 60
-"""Checkpoint size of these runs: they store too little for a checkpoint of the normal size."""
+"""Checkpoint size of these runs. They store too little to reach the normal size."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The mark of a hub that is ready."""
+    """Mark of a hub that is ready."""
 
     epoch: str
 
@@ -45,13 +46,13 @@ class Begun:
 class Tally:
     points: int = 0
     within_checkpoints: int = 0
-    """Points at which a part of the log's pages was written into the database, and not synced."""
+    """Number of points at which a part of the log's pages was in the database but not synced."""
     acknowledged: int = 0
     lost: int = 0
     losing_points: int = 0
     damaged: int = 0
     silent: int = 0
-    """Points that lost something under an epoch that says nothing was lost."""
+    """Number of points that lost data although the epoch says that nothing was lost."""
     repeated: int = 0
 
     def counts(self, name: str) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class Tally:
 
 @contextmanager
 def _watched_head(journal: Journal) -> Iterator[None]:
-    """Write down what is done to the file beside the database, which SQLite knows nothing of."""
+    """Record the changes to the file next to the database, which SQLite does not know."""
     begin, write = DatabaseLock.start_head, DatabaseLock.write_head
     name = f"{DB}.head"
 
@@ -86,7 +87,7 @@ def _watched_head(journal: Journal) -> Iterator[None]:
 
 
 def _find_checkpoints(events: Sequence[Event]) -> list[int]:
-    """The places before events at which a checkpoint is under way: the database is written, and not synced yet."""
+    """Return the indexes of events during checkpoints, when the database is written but not yet synced."""
     places, is_under_way = [], False
     for index, event in enumerate(events):
         if is_under_way:
@@ -100,7 +101,9 @@ def _find_checkpoints(events: Sequence[Event]) -> list[int]:
 
 
 class Run:
-    """Several lives of one network, crashed at ``points`` places each time it has lived, half of them within checkpoints."""
+    """Several runs of one network. It is crashed at ``points`` places after each run, half of them within
+    checkpoints.
+    """
 
     def __init__(self, folder: Path, durability: Durability, seed: int, *, sayings: int, points: int) -> None:
         self.tally = Tally()
@@ -171,7 +174,7 @@ class Run:
         loss = LOSSES[tally.points % len(LOSSES)]
         folder = self._folder / "crashed"
         write_files(folder, self._disk.after(loss, self._random))
-        with watched_files(folder, Journal()):  # for its speed: no sync here has to reach a disk
+        with watched_files(folder, Journal()):  # for speed: no sync has to reach a disk here
             found = await look(folder / DB, self._durability)
         tally.points += 1
         tally.acknowledged += len(self._answered)
@@ -233,8 +236,8 @@ async def _prove(folder: Path, note: Note, *, runs: int, sayings: int, points: i
     assert full.repeated > 0
     assert normal.lost > 0
     assert off.lost > 0
-    assert normal.damaged == 0  # NORMAL loses the newest, and breaks nothing
-    assert normal.silent == 0  # no loss goes unnoticed
+    assert normal.damaged == 0  # NORMAL loses the newest data, but damages nothing
+    assert normal.silent == 0  # every loss is detected
 
 
 async def test_no_acknowledged_message_is_lost_by_power_loss(tmp_path: Path, note: Note) -> None:
@@ -281,7 +284,7 @@ async def test_a_power_cut_at_any_write_of_a_checkpoint_loses_nothing(tmp_path: 
 
 
 def _fail_syncs(count: int) -> Callable[[Event], int]:
-    """A `Decide`: so many syncs fail, and then the disk is well."""
+    """Return a `Decide` that fails this number of syncs, and then succeeds."""
     left = iter(range(count))
 
     def decide(event: Event) -> int:
@@ -291,7 +294,7 @@ def _fail_syncs(count: int) -> Callable[[Event], int]:
 
 
 def _fail_sometimes(random: Random) -> Callable[[Event], int]:
-    """A `Decide`: now and then a burst of syncs and writes fails."""
+    """Return a `Decide` that sometimes fails a burst of syncs and writes."""
     left = 0
 
     def decide(event: Event) -> int:
@@ -309,7 +312,7 @@ def _fail_sometimes(random: Random) -> Callable[[Event], int]:
 
 
 async def _survive(folder: Path, decide: Callable[[Event], int], random: Random, tally: Tally) -> int:
-    """A hub on a disk that fails, and then loses power at some points after it; gives how often the hub recovered."""
+    """Run a hub on a failing disk that then loses power at some points. Return the number of the hub's recoveries."""
     home = folder / "home"
     home.mkdir(parents=True)
     journal = Journal()

@@ -1,4 +1,6 @@
-"""P2: sending is idempotent by (sender, message_id), across kills and restarts, whatever changed since. docs/promises.md."""
+"""Tests of promise P2: sending is idempotent by (sender, message_id), across kills and restarts, whatever has changed
+in between. docs/promises.md.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ PLACES = ("agent:ear", "agent:gone", "broadcast")
 
 @dataclass(frozen=True)
 class Saying:
-    """One message of a sender, the phase of its first sending, and those of its repeats. A phase ends with a restart."""
+    """One message of a sender with the phases of its first send and its repeats. A phase ends with a restart."""
 
     message_id: str
     to: str
@@ -35,7 +37,7 @@ def _plan(random: Random, *, messages: int, conflicts: int, phases: int) -> list
     conflicting = set(random.sample(range(messages), conflicts))
     sayings = []
     for number in range(messages):
-        # the last phase has only repeats: then `gone` is no longer there
+        # The last phase has only repeats. By then, the participant `gone` is removed.
         first = random.randrange(phases - 1)
         repeats = random.randint(1, MOST_REPEATS) if random.random() < REPEATED_SHARE else 0
         later = sorted(random.randint(first, phases - 1) for _ in range(repeats))
@@ -46,7 +48,7 @@ def _plan(random: Random, *, messages: int, conflicts: int, phases: int) -> list
 
 
 async def _say_phase(peer: Peer, sayings: list[Saying], phase: int, random: Random) -> int:
-    """Send what this phase holds, first sendings and repeats mixed; gives how many were repeats."""
+    """Send the messages of this phase, first sends and repeats mixed. Return the number of repeats."""
     due = [(saying, turn) for saying in sayings for turn, when in enumerate(saying.phases) if when == phase]
     random.shuffle(due)
     started: set[str] = {saying.message_id for saying in sayings if saying.phases[0] < phase}
@@ -54,7 +56,7 @@ async def _say_phase(peer: Peer, sayings: list[Saying], phase: int, random: Rand
     for saying, turn in due:
         repeats += saying.message_id in started
         started.add(saying.message_id)
-        # metadata does not count for what is the same message
+        # Metadata does not affect whether two messages are equal.
         await peer.send(saying.message_id, saying.to, saying.text, metadata={"turn": turn})
         if random.random() < 0.05:
             await asyncio.sleep(0)
@@ -133,7 +135,7 @@ async def _prove(db: Path, note: Note, *, messages: int, conflicts: int, phases:
     )  # fmt: skip
     assert (doubled, moved, rows_of) == (0, 0, {})
     assert refused == conflicts
-    assert duplicates > repeats / 2  # the answers of some were lost in kills
+    assert duplicates > repeats / 2  # some answers were lost in kills
 
 
 async def test_a_repeated_send_has_one_row_and_one_seq(tmp_path: Path, note: Note) -> None:

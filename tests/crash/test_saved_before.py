@@ -1,5 +1,6 @@
-"""What is saved before something depends on it is on the disk by then: its content before it has its name, its name, and the names of
-the folders that it needed, before anybody hears of it. And an agent whose token is lost all the same has a way back."""
+"""Tests of files that must be on the disk before anything depends on them: first the content, then the name, then the
+names of new folders, and only then the announcement. An agent that has lost its token still has a way to return.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from tests.support.node import running_node
 
 
 class Disk:
-    """Which files and names a power cut would leave, as far as this process has synced them."""
+    """The files and names that survive a power loss, according to this process's syncs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contents: set[int] = set()
         """Inodes of files whose content is on the disk."""
         self.names: dict[Path, int] = {}
-        """Names that are on the disk, and the inodes that they had."""
+        """Names that are on the disk, and their inodes."""
         self._new: dict[Path, int] = {}
         self._watch(monkeypatch, "link", self._name)
         self._watch(monkeypatch, "replace", self._name)
@@ -37,7 +38,7 @@ class Disk:
         self._watch(monkeypatch, "fsync", self._sync)
 
     def keeps(self, path: Path) -> bool:
-        """Whether a file is found under its name after a power cut, with all of its content."""
+        """Whether a file survives a power loss under its name and with its full content."""
         named = [path, *(folder for folder in path.parents if folder in self._new)]
         return path.stat().st_ino in self.contents and all(self.names.get(it) == it.stat().st_ino for it in named)
 
@@ -64,7 +65,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:  # after the test's own folder is made
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:  # requested after the folder of the test exists
     return Disk(monkeypatch)
 
 
@@ -94,7 +95,7 @@ async def test_an_agents_token_is_on_the_disk_before_the_hub_can_bind_it(
 
 def test_a_token_that_another_process_has_just_named_is_synced_before_it_is_used(disk: Disk) -> None:
     token = agent_token("ws://127.0.0.1:1/", "ann")
-    disk.names.clear()  # as if the process that made it had been killed before its last step
+    disk.names.clear()  # as if its process had been killed before the last step
     assert agent_token("ws://127.0.0.1:1/", "ann") == token
     assert [path.name for path in disk.names] == ["ann"]
 
@@ -109,7 +110,7 @@ async def test_an_owners_token_a_backup_and_an_export_are_on_the_disk_when_they_
     back_up(tmp_path / "team.db", tmp_path / "backup.db")
     await ledger.close()
     exported = tmp_path / "run.jsonl"
-    for _ in range(2):  # a new one, and one that replaces it
+    for _ in range(2):  # once for a new file, once for a replacement
         with replace_file(exported) as file:
             file.write("all of it")
     for path in (tmp_path / "team.db.owner", tmp_path / "backup.db", exported):

@@ -1,6 +1,8 @@
-"""What can be wrong with a database, and what each command says of it: what, where and what next, in the same words.
+"""Tests of the errors that commands print for a bad database: the problem, the place and the next step, in the same
+words in each command.
 
-The commands run in a process of their own whose calls can be refused (`faults.c`); it keeps the rights of files even where it is root's.
+The commands run in a separate process whose calls can fail (`faults.c`). It respects file modes even if its user is
+root.
 """
 
 from __future__ import annotations
@@ -50,17 +52,19 @@ Prepare = Callable[[Path, Faults], None]
 
 @dataclass(frozen=True)
 class Wrong:
-    """Something that is wrong, and words of what is said by those that write, and by those that read; empty: it is not in their way."""
+    """A problem, and words of the errors of commands that write and of commands that read. An empty string means that
+    the problem does not affect them.
+    """
 
     name: str
     prepare: Prepare
     writing: str
     reading: str
     backup: str = ""
-    """What is said of it by `backup`, which reads a file with a write-ahead log beside it as SQLite does: with locks."""
+    """Words of the error of `backup`, which reads a file with a write-ahead log as SQLite does, with locks."""
 
     is_copied: bool = False
-    """`backup` copies the ledger all the same, and puts nothing beside it."""
+    """Whether `backup` still copies the ledger, and creates no other files."""
 
 
 def _refuse(number: int, *kinds: Kind) -> Prepare:
@@ -154,7 +158,7 @@ TABLE = (
 
 
 def _keep_the_rights_of_files() -> None:
-    """Called in the child before it begins: root's programs too are refused what a file's mode refuses."""
+    """Make root's processes respect file modes. The child calls this before it starts."""
     prctl = ctypes.CDLL(None).prctl
     for right in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
         if os.geteuid() == 0 and prctl(_PR_CAPBSET_DROP, right, 0, 0, 0) != 0:
@@ -162,13 +166,13 @@ def _keep_the_rights_of_files() -> None:
 
 
 class Commands:
-    """The process that runs commands."""
+    """The process that runs the commands."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def run(self, *args: object) -> tuple[int, str]:
-        """Exit code, and all that was said."""
+        """Run a command, and return its exit code and output."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -241,7 +245,9 @@ async def test_each_command_says_what_is_wrong_with_a_database_in_the_same_words
 
 
 def _assert_one_sentence(said: str, db: Path, words: str) -> None:
-    """One line says what failed, and where; behind a semicolon or a period it says what to do. `doctor` has other lines."""
+    """Check that one line names the problem and the place, and (after a semicolon or a period) the next step.
+    `doctor` prints other lines.
+    """
     (line,) = [line for line in said.splitlines() if line.startswith(("Error: ", "failed "))]
     assert str(db) in line, said
     assert words in line, said

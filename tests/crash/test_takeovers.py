@@ -1,4 +1,6 @@
-"""Several nodes on one shared log: who is killed, paused or cut off, and what the others then hold. docs/cluster.md."""
+"""Tests of several nodes on one shared log: nodes are killed, paused or cut off, and the data of the others is
+checked. docs/cluster.md.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ ENGINE_LEADER_LOST_S = 10
 
 
 class ClusterNode:
-    """`roundelay up --log` as a process; it may wait for its turn."""
+    """`roundelay up --log` as a process. The node may wait as a follower."""
 
     def __init__(self, folder: Path, name: str, log: str) -> None:
         self.name, self.db, self.port = name, folder / f"{name}.db", free_port()
@@ -156,7 +158,7 @@ HEAVY = Load(senders=20, readers=20, per_s=15)
 
 
 class CountingClient(NetworkClient):
-    """It counts the frames of each session that deliver a message, before it passes over what it knows."""
+    """Client that counts the deliveries of each session before it skips known messages."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -174,19 +176,19 @@ class CountingClient(NetworkClient):
 
 
 class Traffic:
-    """People who send one message after the other to a reader, whichever node serves."""
+    """People who send messages to a reader one after the other, through whichever node serves."""
 
     def __init__(self, nodes: list[ClusterNode], load: Load) -> None:
         self.nodes, self.load = nodes, load
         self.stored: dict[str, int] = {}
-        """Acknowledged messages: their text, and the seq."""
+        """Seq of each acknowledged message, by text."""
         self.delivered: set[int] = set()
         self.twice = self.sessions = 0
-        """Deliveries beyond the first one in the same session, and sessions of readers."""
+        """Number of repeated deliveries within one session, and of the readers' sessions."""
         self.stopping = asyncio.Event()
         self.moved = asyncio.Event()
         self.times: list[float] = []
-        """When messages were acknowledged."""
+        """Times of acknowledgements."""
 
     async def send(self, number: int) -> None:
         loop, name = asyncio.get_running_loop(), f"sender-{number}"
@@ -227,7 +229,7 @@ class Traffic:
                 await self.moved.wait()
 
     def longest_wait_since(self, moment: float) -> float:
-        """The longest time for which nothing was acknowledged."""
+        """Return the longest time without an acknowledgement."""
         times = [moment, *self.times[bisect.bisect(self.times, moment) :]]
         return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
 
@@ -257,7 +259,7 @@ async def traffic(nodes: list[ClusterNode], load: Load = Load()) -> AsyncIterato
 
 
 async def verify(node: ClusterNode) -> None:
-    """Its database is what the log says. While servers choose who of them leads, a log may not answer."""
+    """Check that the node's database equals the log. During an election of the servers, the log may not answer."""
     for is_last in (False, False, True):
         try:
             await run("cluster", "verify", "--log", node.log, "--db", node.db)
@@ -285,7 +287,7 @@ async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: A
         follower_rows = await all_rows(auditor)
     assert follower_rows[: len(rows)] == rows, "the index of the one that followed is the leader's"
     assert other is not leader
-    for node in nodes:  # also of the one that is stopped
+    for node in nodes:  # also of the stopped node
         await verify(node)
     lost = set(it.stored.items()) - set(places)
     note(
@@ -345,7 +347,7 @@ async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_double
 
 
 async def find_stream_leader(log: str, servers: list[NatsServer]) -> NatsServer:
-    """Which server decides for the stream now."""
+    """Return the server that leads the stream."""
     async with asyncio.timeout(60):
         while True:
             shared = make_shared_log(log)
@@ -364,7 +366,7 @@ async def find_stream_leader(log: str, servers: list[NatsServer]) -> NatsServer:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 async def test_of_three_servers_one_may_be_killed(tmp_path: Path, note: Note) -> None:
-    """Two of three times it is the one that decides for the stream."""
+    """In two of three rounds, the killed server is the leader of the stream."""
     waits, verified, led = list[float](), 0, 0
     async with nats_servers(tmp_path / "nats") as servers:
         log = f"nats://{','.join(server.hosts for server in servers)}/lab?replicas=3"
@@ -391,7 +393,7 @@ async def test_of_three_servers_one_may_be_killed(tmp_path: Path, note: Note) ->
             )  # fmt: skip
     assert (
         statistics.quantiles(waits, n=20)[-1] <= ENGINE_LEADER_LOST_S
-    )  # NATS lets chance decide: four seconds to nine
+    )  # NATS adds a random delay: four to nine seconds
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.full)])
@@ -416,7 +418,7 @@ async def test_what_was_sent_through_one_node_is_a_repeat_at_the_other(tmp_path:
 
 
 async def follows(node: ClusterNode) -> None:
-    """Wait until a node says so."""
+    """Wait until a node reports that it follows."""
     await says(node, "this one follows")
 
 
@@ -427,8 +429,9 @@ async def says(node: ClusterNode, what: str, times: int = 1) -> None:
 
 
 class Witness:
-    """Somebody who is connected to the node that leads, and sends there what it must not acknowledge any more once
-    another one has claimed."""
+    """A client of the old leader. It sends messages there that must not be acknowledged after another node has
+    claimed the leadership.
+    """
 
     def __init__(self, old: ClusterNode, name: str) -> None:
         self.name = name
@@ -458,15 +461,16 @@ class Witness:
 async def overtake(
     nodes: list[ClusterNode], name: str, stop: Callable[[ClusterNode], None], go_on: Callable[[ClusterNode], None]
 ) -> bool:
-    """Stop the node that leads, or what it has of its log, until another one leads, and send to it meanwhile. Whether it
-    acknowledged that; nothing of it may be stored."""
+    """Stop the leader, or its connection to the log, until another node leads, and send messages to it meanwhile.
+    Return whether it acknowledged one. The ledger must not contain any of these messages.
+    """
     old = await find_leader(nodes)
     others = [it for it in nodes if it is not old]
     async with Witness(old, name) as witness:
         stop(old)
         try:
             new = await find_leader(others)
-            witness.send_late()  # another one has claimed: from here on the old one may acknowledge nothing
+            witness.send_late()  # another node leads now, so the old one may acknowledge nothing more
             async with NetworkClient(f"{name}-elsewhere", new.url, kind="human", token=OWNER) as other:
                 stored = await other.send_text(name, "from the new leader")
         finally:
@@ -501,7 +505,7 @@ async def test_a_leader_that_slept_names_the_one_that_leads_now(tmp_path: Path) 
             resume(old)
             assert await plain.closed() == 4503
             assert plain.socket.close_reason == f"Another node leads now. Roundelay-Leader: 127.0.0.1:{new.port}"
-            await old.end()  # clients that come back get no answer
+            await old.end()  # clients that reconnect get no answer
             assert await mia.send_text("mia", "by a node of which it was told there")
 
 
@@ -518,7 +522,7 @@ def resume(node: ClusterNode) -> None:
 async def test_of_30_leaders_that_slept_and_30_that_were_cut_off_none_acknowledges_anything_late(
     tmp_path: Path, note: Note
 ) -> None:
-    """Each node has its own cable to the server. All clients send all the time."""
+    """Each node has its own connection to the server. All clients send continuously."""
     acknowledged = 0
     async with nats_server(tmp_path / "nats") as server:
         cables = {name: Cable(server.port) for name in "ab"}
@@ -553,7 +557,7 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         with pytest.raises(InvalidStatus) as refused:
             await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
         assert b"another node leads" in (refused.value.response.body or b"")
-        async with asyncio.timeout(5):  # known once a heartbeat of the leader was heard
+        async with asyncio.timeout(5):  # known after one heartbeat of the leader
             while refused.value.response.headers.get("Roundelay-Leader") is None:
                 with pytest.raises(InvalidStatus) as refused:
                     await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])

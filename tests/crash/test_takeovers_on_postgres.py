@@ -1,4 +1,6 @@
-"""Several nodes on a log in PostgreSQL: who is killed, paused or cut off, and what the others then hold. docs/cluster.md."""
+"""Tests of several nodes on a log in PostgreSQL: nodes are killed, paused or cut off, and the data of the others is
+checked. docs/cluster.md.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tests.support.postgres import PostgresServer, postgres_server
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 KILLS = 36
 MORE = 5 * HEAVY.senders
-"""Messages between two kills."""
+"""Number of messages between two kills."""
 PAUSES = 30
 CUTS = 30
 FAILED = "the ledger failed; reopening it"
@@ -81,7 +83,7 @@ async def test_of_killed_nodes_nothing_acknowledged_is_lost_or_doubled(tmp_path:
 async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_doubled(
     tmp_path: Path, synchronous_commit: str, note: Note
 ) -> None:
-    """Also where its own default is to acknowledge first: nodes ask for more."""
+    """Nodes demand synced commits, even if the server acknowledges earlier by default."""
     kills, gaps = KILLS if synchronous_commit == "on" else KILLS // 3, list[float]()
     async with cluster(tmp_path, synchronous_commit=synchronous_commit) as (server, nodes):
         async with traffic(nodes, HEAVY) as it:
@@ -100,7 +102,7 @@ async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_double
 async def acknowledges_nothing_late(
     old: ClusterNode, new: ClusterNode, number: int, late: asyncio.Task[object]
 ) -> None:
-    """Messages sent to a deposed leader are not acknowledged, and are stored nowhere."""
+    """Check that messages sent to a deposed leader are neither acknowledged nor stored."""
     with pytest.raises((TimeoutError, ConnectError, RoundelayError)):
         async with asyncio.timeout(2):
             await asyncio.shield(late)

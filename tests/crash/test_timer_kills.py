@@ -1,4 +1,6 @@
-"""Timers of a real node that is killed again and again, and of a simulated one at random moments: each fires once."""
+"""Tests of timers on a real node that is killed repeatedly, and on a simulated one with kills at random moments: each
+timer fires once.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ async def test_timers_of_a_cluster_fire_once_across_twenty_takeovers(tmp_path: P
 
 
 async def check_timers(client: NetworkClient, chance: random.Random, disturb: Callable[[], Awaitable[None]]) -> None:
-    """Create 100 timers of the next minute, disturb the network meanwhile, and check that each one fires once."""
+    """Create 100 timers within the next minute, disturb the network meanwhile, and check that each one fires once."""
     async with client:
         heard: set[str] = set()
         is_complete = asyncio.Event()

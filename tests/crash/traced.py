@@ -1,8 +1,9 @@
-"""What a program that no preloaded library sees (NATS is of Go) does to its files: its system calls, written down by `strace`, as
-the events of `power.Disk`. Names are relative to one folder; what is done elsewhere is passed over.
+"""Records file operations with `strace`, for programs that a preloaded library cannot intercept (NATS is written in
+Go). It converts system calls to the events of `power.Disk`. Names are relative to one folder, and other files are
+ignored.
 
-A call that was under way when another one began counts where it ended; what is written to a socket, where it began. Folders are
-taken as safe once they are made. Links, mapped files and positions that are sought are not followed: NATS has none.
+A call that overlaps with another one counts at its end, and a write to a socket at its start. New folders count as
+safe at once. Links, mapped files and seeks are not supported, because NATS uses none.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ Timed = tuple[float, "Event | Named"]
 
 
 def trace_command(trace: Path) -> list[str]:
-    """What comes before the command that is to be traced, which is then the process that is started. A trace is whole when
-    what is on the errors of that process has ended."""
+    """Return the command prefix for tracing. The started process is the traced command itself. The trace is complete
+    when that process's stderr has ended.
+    """
     shown = ("-D", "-f", "-y", "-ttt", "-xx", "-s", "4000000", "-e", f"trace={CALLS}", "-o", str(trace))
     return ["strace", *shown]
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """What is in a folder and below it."""
+    """Return the files in a folder and its subfolders."""
     return {str(it.relative_to(folder)): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
 
 
 def read_trace(
     trace: Path, folder: Path, before: Mapping[str, bytes], mark: Callable[[bytes], object | None]
 ) -> list[Timed]:
-    """The events of a trace with their times. ``before`` is what was in the folder, and safe. ``mark`` gives the mark that what
-    is written to a socket stands for, if any."""
+    """Return the events of a trace with their times. ``before`` has the files at the start, which are safe. ``mark``
+    returns the mark for data written to a socket, or None.
+    """
     reader = _Reader(f"{folder.resolve()}/", mark)
     under_way: dict[str, str] = {}
     events: list[Timed] = [(0.0, event) for name, data in before.items() for event in reader.know(name, data)]
@@ -77,14 +80,15 @@ def _text(shown: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Names that mean another file from here on, at once; None: no file."""
+    """Names that refer to another file from now on, all at once. None means no file."""
 
     changes: tuple[tuple[str, str | None], ...]
 
 
 class NamedDisk:
-    """A `Disk` of which files have names that move. A sync of anything makes safe all that was done to names before it, as the
-    journal of ext4 and of XFS does; of the rest a crash keeps a prefix."""
+    """A `Disk` whose files can be renamed. A sync of any file makes all earlier changes of names safe, as the
+    journals of ext4 and XFS do. A crash keeps a prefix of the later changes.
+    """
 
     def __init__(self) -> None:
         self._data = Disk()
@@ -101,7 +105,7 @@ class NamedDisk:
             self._open = []
 
     def after(self, loss: Loss, random: Random) -> dict[str, bytes]:
-        """What a crash leaves, by name."""
+        """Return the files after a crash, by name."""
         kept = 0 if loss == "all_unsynced" else random.randint(0, len(self._open))
         names, files = dict(self._names), self._data.after(loss, random)
         self._rename(names, self._open[:kept])
@@ -119,24 +123,24 @@ class _Reader:
         self._folder = folder
         self._mark = mark
         self._files: dict[str, str] = {}
-        """Which file a name means."""
+        """The file of each name."""
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
 
     def know(self, name: str, data: bytes) -> Iterator[Event | Named]:
-        """A file that is there and safe."""
+        """Yield the events of a file that already exists and is safe."""
         file = self._files[self._folder + name] = f"file {next(self._numbers)}"
         yield from (Named(((name, file),)), Write(file, 0, data), Sync(file))
 
     def begin(self, text: str) -> Iterator[Event]:
-        """What a call says by being made."""
+        """Yield the events of a call at its start."""
         if text.startswith(("write(", "writev(")) and "<socket:" in text[:40]:
             mark = self._mark(_text(text))
             if mark is not None:
                 yield Mark(mark)
 
     def end(self, text: str) -> Iterator[Event | Named]:
-        """What a call has done."""
+        """Yield the events of a call at its end."""
         call = _CALL.fullmatch(text)
         if call is None or call[3].startswith("-"):
             return
@@ -159,7 +163,7 @@ class _Reader:
         if "O_CREAT" in arguments and path not in self._files:
             self._files[path] = f"file {next(self._numbers)}"
             yield Named(((path.removeprefix(self._folder), self._files[path]),))
-        file = self._files.get(path, "")  # else a folder
+        file = self._files.get(path, "")  # otherwise a folder
         if "O_TRUNC" in arguments:
             yield Truncate(file, 0)
         self._open[descriptor] = _Open(file, is_synced="O_SYNC" in arguments or "O_DSYNC" in arguments)
@@ -181,7 +185,7 @@ class _Reader:
             yield Sync(it.file)
 
     def _move(self, paths: list[str]) -> Iterator[Named]:
-        """A file or a folder is renamed, or a file is removed."""
+        """Yield the events of a renamed file or folder, or of a removed file."""
         old, new = paths[0], paths[1] if len(paths) > 1 else None
         changes: list[tuple[str, str | None]] = []
         for path in [it for it in self._files if it == old or it.startswith(f"{old}/")]:
@@ -197,7 +201,7 @@ class _Reader:
 
 @dataclass
 class _Open:
-    """A file that is open, and where the next write that does not say it goes."""
+    """An open file, and the offset of its next sequential write."""
 
     file: str
     is_synced: bool

@@ -40,7 +40,7 @@ def list_known(request: ModelRequest, visibility: Visibility) -> set[str]:
         case "Night", "current":
             return {"Night"}
         case "Night", "strict":
-            return {"Night"} | before  # the other fox also reads it, and was not told this fox's role
+            return {"Night"} | before  # the other fox also reads it, but does not know this fox's role
         case _:
             return {"Night", role} | before
 

@@ -1,7 +1,7 @@
 """A reader who follows the pages listed in docs/tutorial.md from the first line to the last, in an empty folder.
 
 A block whose first line names a file is written to that file. In a console block, `$` starts a command, which must
-succeed and print the lines below it. `...` stands for omitted lines. `PLACE>` is typed into the open chat, and the
+succeed and print the lines below it. `...` marks omitted lines. `PLACE>` is typed into the open chat, and the
 lines below it must appear there. `roundelay up` and a chat without a pipe stay open. Another `roundelay up` stops the
 previous one.
 """

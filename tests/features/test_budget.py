@@ -152,7 +152,7 @@ async def test_a_root_is_one_budget_for_agents_that_share_it(network: Network) -
 
 
 async def test_who_claims_too_much_stops_itself_and_not_the_conversation(network: Network) -> None:
-    """The agent "liar" receives mia's broadcasts and ann's questions. Whatever its records claim, ann answers."""
+    """The agent "liar" receives mia's broadcasts and ann's questions. Ann answers, whatever its records claim."""
     replies = iter([used(text("fine"), 900, 0), used(text("still fine"), 900, 0)])
     async with Provider(lambda body: next(replies)) as provider:
         mia, liar = await Person.join(network, "mia"), await network.join("liar", role="reactor")
@@ -225,7 +225,7 @@ async def test_a_model_that_falls_back_counts_as_the_dearest_of_those_it_asks(ne
         mia, dear = await Person.join(network, "mia"), provider.model()
         dear.name = "dear"
         model = FallbackModel(provider.model(), dear)
-        # the reserve alone costs 0.01
+        # The reserve alone costs 0.01.
         for agent_id, limit, answer in (("ann", "0.05", "done"), ("bob", "0.005", SPENT)):
             budget = Budget(usd=MoneyLimits(turn=Decimal(limit)), reserve=100, prices=prices, count=lambda written: 0)
             runner = SimpleAgentRunner(agent_id, instruction="You look.", model=model, middleware=[budget])

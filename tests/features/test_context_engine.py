@@ -179,7 +179,7 @@ async def test_the_oldest_turns_are_summed_up_once_and_kept_with_their_audience(
     assert "the code is 4711" in prompt
     assert max(size(it) for it in requests if not is_summing(it)) < 2600
     used = [it["body"]["reply"]["usage"] for it in records if it["kind"] == "model_reply"]
-    # the cost of summaries is counted
+    # The cost of summaries is counted.
     assert sum(it["prompt_tokens"] for it in used) > sum(size(it) for it in asked) * 0.5
 
 

@@ -195,8 +195,8 @@ async def test_a_check_that_hangs_is_noted_too() -> None:
 
 
 def answered(records: Records) -> int:
-    """Return the number of requests that the records replace. A review stands for one judge request, and an accepted
-    review also for the follow-up questions.
+    """Return the number of requests that the records replace. A review replaces one judge request, and an accepted
+    review also replaces the request for follow-up questions.
     """
     reviews = records.bodies("review")
     return len(records.bodies("model_reply")) + len(reviews) + sum(it["is_accepted"] for it in reviews)

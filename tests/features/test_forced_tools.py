@@ -101,7 +101,7 @@ async def test_who_is_handed_the_conversation_has_its_forced_tools_in_its_own_fi
 async def test_forced_tools_are_asked_for_again_only_if_their_reply_was_not_recorded() -> None:
     def answered(records: Records) -> int:
         replies = len(records.bodies("model_reply"))
-        return replies + 1 if replies else 0  # the first reply stands for two requests
+        return replies + 1 if replies else 0  # the first reply replaces two requests
 
     async with Provider(script) as provider:
         whole = await survives_kills(provider, make_agent, answered=answered)

@@ -206,22 +206,22 @@ END = "{% endfor %}"
 @pytest.mark.parametrize(
     ("templates", "system", "user"),
     [
-        # each part in a custom template
+        # Each part in a custom template.
         (
             {"system": OWN + " {{ it.system }} " + END, "user": "{{ servers | map(attribute='user') | join(' ') | trim }}"},
             f"<shop: shop_price, Give a price.> {FENCED} <bank:>", "Mind the season.",
         ),
-        # both parts in one template; the shipped template does not repeat them
+        # Both parts in one template; the shipped template does not repeat them.
         (
             {"system": "{% for it in servers %}{{ it['system'] }} {{ it.user }}{% endfor %}"},
             f"{FENCED} Mind the season.", None,
         ),
-        # as a list of texts; a custom system template shows no server text
+        # As a list of texts; a custom system template shows no server text.
         (
             {"system": "{{ server_prompts | join }}", "user": "{{ server_user_prompts | join(' ') }}"},
             None, f"{FENCED} Mind the season.",
         ),
-        # parts that no template shows appear in their usual place
+        # Parts that no template shows appear in their usual place.
         (
             {"system": OWN + END, "user": ""},
             "<shop: shop_price, Give a price.><bank:>", f"{FENCED}\n\nMind the season.",

@@ -195,7 +195,9 @@ MALFORMED: list[Any] = [
 
 
 async def test_only_the_very_reaction_that_is_waited_for_is_heard_and_what_is_broken_passed_over() -> None:
-    """Supervisor is a hostile process here. Whatever it streams appears only as its own activity."""
+    """Supervisor is a hostile process here. Its stream appears only as its own activity, even if it claims another
+    source.
+    """
     guide = make_runner("guide", asks("hand_over_to_supervisor", note=""), tools=[remote_handoff("supervisor")])
     async with asyncio.timeout(20), Network.open() as network:
         supervisor = await network.join("supervisor", kind="agent")

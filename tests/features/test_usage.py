@@ -108,7 +108,7 @@ async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     reports = {by: (await read_cost(LiveSource(mia.client), CallFilter(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
-    # three replies and the helper's one, two reviews, two calls, three turns, and one usage report of a tool
+    # Three replies and the helper's one, two reviews, two calls, three turns, and one usage report of a tool.
     assert totals[0]["calls"] == 4 + 2 + 2 + 3 + 1
     assert totals[0]["prompt_tokens"] == 3 * 1000 + 30 + 2 * 10 + 2 * 7 + 3 * 3 + 40
     assert (totals[0]["cached_tokens"], totals[0]["reasoning_tokens"], totals[0]["tools"]) == (1200, 150, 2)

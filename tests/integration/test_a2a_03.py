@@ -1,6 +1,7 @@
-"""An agent elsewhere that speaks A2A 0.3: a server that knows the methods of that release alone, and refuses all others.
+"""Test of a remote agent that speaks A2A 0.3: its server knows only the methods of that release, and refuses all
+others.
 
-Its card, methods and results are those of https://a2a-protocol.org/v0.3.0/specification/.
+Its card, methods and results follow https://a2a-protocol.org/v0.3.0/specification/.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ METHODS = ("message/send", "message/stream", "tasks/get", "tasks/cancel", "tasks
 
 
 class Old:
-    """The agent; ``asked`` are the methods that it was called by."""
+    """The remote agent. ``asked`` lists the called methods."""
 
     def __init__(self, *, streams: bool) -> None:
         self.streams = streams

@@ -1,4 +1,4 @@
-"""Agents elsewhere as participants: of another network, and of the official SDK's own kind of server."""
+"""Tests of remote A2A agents as participants: agents of another network, and servers made with the official SDK."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_an_agent_of_another_network_takes_part(tmp_path: Path) -> None:
 async def test_an_agent_elsewhere_that_asks_back_is_answered_in_its_task(tmp_path: Path) -> None:
     async with asyncio.timeout(40), sample_agent("secret") as (url, sample), running_node() as here:
         for number, (said, answered) in enumerate([("ask", "Which one?"), ("the red one", "I heard the red one")]):
-            far = read_far(tmp_path, url, "secret")  # each message finds another process of the agent
+            far = read_far(tmp_path, url, "secret")  # a new process of the agent handles each message
             async with working(here, far), person(here) as mia:
                 assert (await ask(mia, said, conversation="tea")).text == answered, number
         assert [said for _, said in sample.heard] == ["ask", "the red one"]
@@ -191,7 +191,9 @@ def test_a_wrong_file_is_refused_with_its_line(name: str, tmp_path: Path, monkey
 
 @pytest.mark.full
 async def test_killed_in_the_middle_it_asks_for_the_task_that_it_has_begun(tmp_path: Path) -> None:
-    """The agent's process, then the gateway on the other side: one message there, one answer here."""
+    """First the agent's process is killed, and then the remote gateway. The remote side gets one message, and this
+    side one answer.
+    """
     model = Stepped()
     async with (
         asyncio.timeout(90),
@@ -241,7 +243,7 @@ async def test_killed_in_the_middle_it_asks_a_server_that_knows_no_repeats_once(
             pass
         stored = await mia.send("agent:far", "slow")
         while not (records := await read_records(mia, stored.seq)) or records[-1]["kind"] != "note":
-            pass  # the task's id is kept last
+            pass  # the task's ID is stored last
         await alive.kill()
         alive = await agents.launch(file, here.url)
         sample.may_answer.set()

@@ -1,4 +1,6 @@
-"""An agent elsewhere that means ill, or is broken: who asked is told that there is no answer, and nothing else comes of it."""
+"""Tests of malicious or broken remote A2A agents: the person learns that there is no answer, and nothing else
+happens.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from tests.support.asked import working
 from tests.support.node import running_node
 
 Reply: TypeAlias = Callable[[dict[str, Any]], AsyncIterator[bytes]]
-"""What comes of a call of JSON-RPC, the head of the answer too."""
+"""Function from a JSON-RPC call to the bytes of its answer, including the HTTP head."""
 SENT = "SendStreamingMessage"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
 
 
 class Elsewhere:
-    """A server of plain sockets, whose card is as it should be but for ``card``."""
+    """A server on plain sockets. Its agent card is correct except for the changes in ``card``."""
 
     def __init__(self, reply: Reply, card: bytes = b"", **changed: Any) -> None:
         self._reply = reply
@@ -36,7 +38,7 @@ class Elsewhere:
         self.url = ""
         self.called: list[str] = []
         self.gone = asyncio.Event()
-        """A connection was closed before its answer had come to an end."""
+        """Set when a connection was closed before the end of its answer."""
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -172,7 +174,7 @@ async def never(_: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 async def ask(other: Elsewhere, text: str = "dig", **limits: Any) -> tuple[str, str]:
-    """Give the answer, and which failure of the agent the operators' inbox shows; empty for none."""
+    """Ask the remote agent. Return its answer, and the agent's failure in the operators' inbox (empty for none)."""
     async with other.listening() as url, running_node() as here:
         far = A2AAgent("far", url, policy=AgentPolicy(**limits))
         async with (

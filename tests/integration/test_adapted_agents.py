@@ -1,4 +1,6 @@
-"""The base of all adapters on a real hub: what a framework is given, what is told of it, and that it answers once."""
+"""Tests of the base class of all adapters on a real hub: the input of a framework, the reports about it, and one
+answer per message.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ Answer = Callable[[IncomingTurn], Awaitable[str]]
 
 
 class Told(AdaptedAgent):
-    """Answers by a function of the test."""
+    """Adapted agent that answers with a function of the test."""
 
     def __init__(self, answer: Answer, **options: Unpack[RunnerOptions]) -> None:
         super().__init__("bob", **options)
@@ -257,7 +259,7 @@ async def test_a_node_that_is_killed_in_the_middle_of_a_run_is_told_one_answer(t
 
 
 async def test_a_framework_that_blocks_the_loop_is_cut_off_and_answers_once(tmp_path: Path) -> None:
-    """As a tool that is no coroutine may: nothing else of the process goes on meanwhile, answers to pings among it."""
+    """A tool that is not a coroutine may block everything else in the process, including answers to pings."""
     runs: list[str] = []
 
     async def answer(turn: IncomingTurn) -> str:
@@ -306,7 +308,7 @@ def test_no_payload_leaves_its_element_or_takes_another_sender(payload: str) -> 
 
 
 class Odd(str):
-    """Text of a library: a `str` subclass whose `__str__` is another text."""
+    """A library's `str` subclass whose `__str__` returns another text."""
 
     __slots__ = ()
 

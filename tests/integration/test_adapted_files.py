@@ -1,4 +1,4 @@
-"""`adapter: module:function` in an agent's file: `roundelay up` runs an agent of another framework."""
+"""Tests of `adapter: module:function` in an agent file: `roundelay up` runs an agent of another framework."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Adapters of the frameworks that install beside the project, with those frameworks' own models for tests: what only a process of its own
-shows is in tests/examples/test_other_frameworks.py."""
+"""Tests of adapters for the frameworks that install together with the project, using the frameworks' own test models.
+tests/examples/test_other_frameworks.py covers behavior that needs a separate process.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 class Steps:
-    """A graph of two steps, which notes what it does: it looks something up, and then its model answers."""
+    """A graph of two steps that records its work: it looks something up, and then its model answers."""
 
     def __init__(self, *answers: str) -> None:
         self.looked_up = 0
@@ -83,7 +84,7 @@ async def test_a_graph_is_given_the_thread_and_streams(network: Network) -> None
 
 
 class Slow(BaseChatModel):
-    """A model that writes its next piece when somebody has seen the one before."""
+    """A model that writes its next piece after somebody has seen the previous one."""
 
     pieces: list[str]
     goes_on: asyncio.Semaphore
@@ -187,7 +188,7 @@ async def test_a_graph_that_waits_for_a_person_is_told_as_a_failure_and_nobodys_
 
 
 class Client(BaseChatClient[Any]):
-    """A model of Agent Framework that answers in two pieces, and notes what it is given."""
+    """A model of Agent Framework that answers in two pieces, and records its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +223,7 @@ async def test_an_agent_of_agent_framework_is_given_the_thread_streams_and_is_co
 
 
 class Weather(BaseModel):
-    """An answer that is no text."""
+    """An answer that is not text."""
 
     sky: str
     degrees: int
@@ -265,7 +266,7 @@ async def test_what_a_provider_refused_is_told_as_other_agents_tell_it(network: 
 async def test_no_sender_writes_over_others_words_in_what_a_graph_remembers_by_choosing_their_ids(
     network: Network,
 ) -> None:
-    """A message's id is its sender's to choose, and what a graph remembers under one id is one message."""
+    """The sender chooses a message's ID, and a graph stores one message per ID."""
     steps = Steps("Noted.", "Still noted.", "And this.")
     mia, joe = await Person.join(network, "mia"), await Person.join(network, "joe")
     async with running(network, LangGraphAgent("bob", steps.graph.compile(checkpointer=InMemorySaver()))):

@@ -1,4 +1,6 @@
-"""Agents under attack: tools, models, middleware and people that do what nobody should. Every run ends, and the runner lives on."""
+"""Tests of agents under attack: tools, models, middleware and people do what nobody should. Every run ends, and the
+runner survives.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ FAULT = "I could not answer: an error on my side. My log has it."
 
 
 def act_once(name: str, arguments: Any = None) -> Callable[[Mapping[str, Any]], Reply]:
-    """Calls a tool until it has a result, then ends."""
+    """Return a script that calls a tool until it has a result, and then ends."""
 
     def script(body: Mapping[str, Any]) -> Reply:
         return text("done") if results_of(dict(body)) else calls([(name, arguments or {})])
@@ -48,7 +50,7 @@ def act_once(name: str, arguments: Any = None) -> Callable[[Mapping[str, Any]], 
 
 
 async def run_tool(network: Network, acting: Callable[..., object], **options: Any) -> str:
-    """Let an agent call a tool, twice over; gives what the model read as its result."""
+    """Let an agent call a tool in two reactions. Return the result that the model read."""
     mia = await Person.join(network, "mia")
     made = tool(name="act", **options)(acting)
     async with Provider(act_once("act")) as server:
@@ -205,7 +207,7 @@ async def test_a_server_that_writes_other_kinds_of_values_is_understood(
 
 
 class Odd:
-    """A model of one's own that gives something else than it should."""
+    """A custom model that returns a wrong type."""
 
     name = "odd"
 
@@ -238,7 +240,9 @@ async def test_a_model_of_ones_own_that_gives_something_else_fails_with_what_it_
 
 
 async def answer_with(network: Network, layer: Middleware) -> tuple[str, Finished]:
-    """Let an agent with this middleware call a tool and answer; gives what a person reads and how it ended, the same twice."""
+    """Let an agent with this middleware call a tool and answer. Return the person's message and the end of the
+    reaction, which must be the same twice.
+    """
 
     @tool(idempotent=True)
     def act() -> str:
@@ -293,7 +297,7 @@ async def test_middleware_that_gives_no_record_ends_its_reaction_and_not_the_age
     assert (answer, end.status) == (FAULT, "failed")
 
 
-# --- people, and a busy hub
+# --- people and a busy hub
 
 
 @tool(needs_approval=True)
@@ -303,7 +307,7 @@ def pay(to: str) -> str:
 
 
 async def approve(network: Network, decision: str, **policy: Any) -> tuple[str, str]:
-    """Decide on a call; gives the model's answer and the result of the call."""
+    """Decide on a call. Return the model's answer and the result of the call."""
     mia = await Person.join(network, "mia")
     async with Provider(act_once("pay", {"to": "ann"})) as server:
         runner = SimpleAgentRunner(

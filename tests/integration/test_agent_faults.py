@@ -1,4 +1,6 @@
-"""What goes wrong around a reaction, and stays small: tools and models that misbehave, a busy hub, a resume under other settings."""
+"""Tests of faults in reactions and their limited effects: misbehaving tools and models, a busy hub, and a resume with
+other settings.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,14 @@ async def bodies(mia: Person, reaction: str, kind: str) -> list[dict[str, Any]]:
 
 
 def first_call(name: str, **arguments: object) -> Script:
-    """Calls a tool in the first turn, and says what came of it in the second."""
+    """Return a script that calls a tool in the first turn, and reports its result in the second."""
     return lambda request: (
         call(name, **arguments) if request.turn == 1 else read_prompt(request).tool_results[-1].content
     )
 
 
 class Panic(BaseException):
-    """What extensions in other languages raise when they fail."""
+    """Base exception that extensions in other languages raise when they fail."""
 
 
 @tool(idempotent=True)
@@ -193,7 +195,7 @@ async def test_a_send_whose_answer_is_late_is_waited_for_and_not_called_a_failur
     async with running(network, make_runner("bob", script, policy=AgentPolicy(tool_timeout_s=0.01))):
         await mia.client.send_text("bob", "go")
         await stored.wait()
-        await asyncio.sleep(0.05)  # past the time that other tools have
+        await asyncio.sleep(0.05)  # longer than the timeout of other tools
         release.set()
         assert (await mia.hear()).text == "The message is on its way to ann."
     assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["The invoice is paid."]
@@ -210,7 +212,7 @@ async def test_what_a_tool_of_ones_own_sends_follows_from_the_message_and_is_sen
         await context.client.send_text("ann", "one")
         await context.client.send_text("ann", "two")
         if len(reactions) == 1:
-            raise Overloaded("busy", 1)  # so the call is made again
+            raise Overloaded("busy", 1)  # so the call is repeated
         return "told"
 
     async with running(network, make_runner("bob", first_call("tell_ann"), tools=[tell_ann])):
@@ -235,7 +237,7 @@ async def test_an_answer_to_a_person_is_not_lost_after_a_message_to_somebody_els
 
 
 class Model:
-    """A model of one's own, which does what it is told to."""
+    """A custom model that runs a function of the test."""
 
     name = "own"
 
@@ -297,7 +299,7 @@ async def test_a_providers_own_words_are_recorded_and_not_published(network: Net
     assert "sk-proj-abcd1234" in failed["reason"]
 
 
-# --- a busy hub
+# --- busy hubs
 
 
 @pytest.mark.parametrize("kind", ["started", "model_reply", "tool_started", "tool_result", "finished"])
@@ -320,11 +322,13 @@ async def test_a_busy_hub_fails_no_reaction_and_no_answer_is_followed_by_an_apol
     await task
 
 
-# --- resumed under other settings
+# --- resumes with other settings
 
 
 async def begin_and_cut(network: Network, mia: Person, runner: SimpleAgentRunner, kind: str, text: str = "go") -> int:
-    """Let an agent react until it is about to write a record of a kind, and lose its hub there; gives the trigger's seq."""
+    """Let an agent react until it is about to write a record of this kind, and disconnect its hub there. Return the
+    trigger's seq.
+    """
     client = BusyClient(await network.join("bob", role="reactor", card=runner.describe_card()), kind, cut_at=1)
     task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
     await runner.ready()
@@ -481,7 +485,7 @@ async def test_the_prompt_says_how_many_threads_it_leaves_out_and_counts_only_wh
         make_runner("bob", script, policy=policy),
         *(make_runner(it, lambda request: finish()) for it in ("amy", "ben", "cid")),
     ):
-        await leo.ask("bob", "leo's own affair")  # not for mia's prompts, so not counted in them
+        await leo.ask("bob", "leo's own affair")  # not for mia's prompts, so not counted there
         await mia.ask("bob", "tell them")
         await mia.ask("bob", "and now?")
     prompt = prompts[-1]
@@ -529,7 +533,7 @@ async def test_events_show_a_call_under_the_id_that_the_history_has(network: Net
 
 
 class Finder(Mod):
-    """Finds the message that a tool is called for; it stores nothing."""
+    """Mod that finds the message for which a tool is called. It stores nothing."""
 
     id = "finder"
 

@@ -1,4 +1,6 @@
-"""An agent beyond its quota of the day: its reaction ends, who waits is told, and the next day it goes on. In virtual time."""
+"""Test of an agent that exceeds its daily quota: its reaction ends, the waiting person is notified, and it continues
+on the next day. In simulated time.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from roundelay.simulation import Simulation, simulate
 
 
 def write_essay(request: ModelRequest) -> Answer:
-    """As many characters as its message says."""
+    """Return as many characters as the message says."""
     return "x" * int(read_prompt(request).incoming_text)
 
 
 async def hear_notice(events: asyncio.Queue[Notice]) -> Notice:
-    """The next one that says something: `inbox` only says that something waits."""
+    """Return the next notice with content. An `inbox` notice only reports that something waits."""
     async with asyncio.timeout(120):
         while (notice := await events.get()).kind == "inbox":
             pass
@@ -47,21 +49,21 @@ async def live_two_days(simulation: Simulation) -> None:
     await simulation.idle()
     [status] = (await mia.client.call("network.message_status", {"seq": long.seq}))["recipients"]
     assert status["reaction_status"] == "stopped"
-    while True:  # what is left of the day is too little even to begin
+    while True:  # the rest of the day's quota does not even allow a start
         short = await mia.client.send_text("bob", "10")
         await asyncio.sleep(30)
         [status] = (await mia.client.call("network.message_status", {"seq": short.seq}))["recipients"]
         if "reaction_status" not in status:
             break
     while (await hear_notice(notices)).body["seq"] != short.seq:
-        pass  # the one before may have begun with the last of the day, and its answer or its end been too much
+        pass  # the previous reaction may have used the rest of the day's quota
     assert (await mia.client.call("network.open_reactions"))["reactions"] == []
     said = len([message for message in simulation.messages if message.sender_id == "bob"])
     answer = await simulation.wait_for(
         lambda message: message.sender_id == "bob" and message.cause == short.seq, at_most_s=90_000
     )
     assert len([message for message in simulation.messages if message.sender_id == "bob"]) == said + 1
-    assert answer.sent_at % 86_400_000 < 60_000  # soon after midnight
+    assert answer.sent_at % 86_400_000 < 60_000  # shortly after midnight
     assert (await mia.client.call("network.dead_letters", {"agent_id": "bob"}))["dead_letters"] == []
     listening.cancel()
 

@@ -1,4 +1,6 @@
-"""Calls that a person must approve: asked in the thread, waited for over restarts, decided by a reply of a person and nobody else."""
+"""Tests of calls that a person must approve: the request is in the thread, waits across restarts, and only a person's
+reply decides it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 class Bank:
-    """What was paid, outside of the agent's process."""
+    """Payments, stored outside of the agent's process."""
 
     def __init__(self) -> None:
         self.paid: list[tuple[str, int]] = []
@@ -180,11 +182,11 @@ async def test_a_second_decision_is_told_who_decided_and_wakes_nobody(network: N
 async def test_an_approval_holds_once_or_in_the_thread_or_wherever_its_person_may_decide(
     tmp_path: Path, decision: str, holds_here: bool, holds_elsewhere: bool, holds_for_others: bool
 ) -> None:
-    """Also after a restart of everybody, and until it is taken back."""
+    """The approval holds after a restart of everybody, and until it is withdrawn."""
     path, bank = tmp_path / "team.db", Bank()
 
     async def pays(person: Person, to: str) -> bool:
-        """Whether the agent pays without asking; a request is denied."""
+        """Return whether the agent pays without asking. A request is denied."""
         await person.client.send(to, "pay ann")
         answer = await person.hear()
         if answer.text == "5 paid to ann":
@@ -232,7 +234,7 @@ async def test_an_approval_for_a_thread_ends_with_its_person_there(network: Netw
 
 
 async def test_a_decision_in_a_thread_that_somebody_holds_ends_no_agent(network: Network) -> None:
-    """The agent may not say there that nothing waits any more: it goes on, and takes back what was approved."""
+    """The agent may not write to this thread that nothing waits any more. It continues, and withdraws the approval."""
     mia, bank = await Person.join(network, "mia"), Bank()
     async with running(network, bank.make_runner()):
         request = await mia.ask("bob", "pay ann")
@@ -267,7 +269,7 @@ async def test_nobody_decides_in_time(network: Network) -> None:
 
 
 async def test_a_decision_that_is_delivered_again_wakes_nobody(network: Network) -> None:
-    """As by a hub that was killed before it had kept the acknowledgement."""
+    """A hub that was killed before it stored the ack delivers the decision again."""
     mia, bank = await Person.join(network, "mia"), Bank()
 
     async def lose(*_args: object, **_options: object) -> None:
@@ -303,7 +305,7 @@ async def test_a_request_survives_restarts_of_the_agent_the_hub_and_the_person(t
             await decide(mia, request, "/approve")
         async with running(
             network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=3600))
-        ):  # told otherwise then
+        ):  # notified in another way then
             if decided == "after it is back":
                 await decide(mia, request, "/approve")
             assert (await mia.hear()).seq == request.seq  # not acknowledged before the hub went down

@@ -1,4 +1,6 @@
-"""Who approves a call, where the author says it: approvers decide and nobody else, the requester never, two where two are needed."""
+"""Tests of approvers that an author names: only approvers decide, the requester never does, and two must agree if two
+are required.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 class Till:
-    """What was paid back, outside of the agent's process."""
+    """Refunds, stored outside of the agent's process."""
 
     def __init__(self, **rule: Any) -> None:
         self.refunded: list[int] = []
@@ -82,7 +84,7 @@ async def items(person: Person) -> list[dict[str, Any]]:
 
 
 async def until_item(person: Person) -> dict[str, Any]:
-    """The one decision that waits for somebody; it is there a moment after its message."""
+    """Return the only decision that waits for a person. It appears a moment after its message."""
     while not (found := await items(person)):
         pass
     [item] = found
@@ -227,7 +229,7 @@ async def test_when_nobody_decides_in_time_others_are_asked_too(network: Network
     async with running(network, till.make_runner(policy=AgentPolicy())):
         asked = await tom.ask("desk", "my money back")
         assert "I wait for 0.2 s, then I ask role:finance too, and wait as long again." in asked.text
-        copy = await zoe.hear()  # the time of the first request is over
+        copy = await zoe.hear()  # the timeout of the first request has expired
         await decide(zoe, copy, "/approve")
         assert (await tom.hear()).text == "zoe approved refund(order=17)."
         assert (await tom.hear()).text == "order 17 is paid back"
@@ -281,7 +283,7 @@ async def until_ended(person: Person, reaction: str) -> list[dict[str, Any]]:
 
 
 async def test_a_call_in_a_thread_that_no_person_reads_waits_for_an_operator(network: Network) -> None:
-    """Only an agent asks: it is answered once, by what came of the call."""
+    """Only an agent waits for the answer. It gets one answer, the result of the call."""
     [mia] = await join(network, "mia")
     till, heard = Till(needs_approval=True), Heard()
     bob = await network.join("bob", role="reactor")
@@ -312,7 +314,7 @@ async def test_a_call_in_a_thread_that_no_person_reads_waits_for_an_operator(net
 
 
 async def test_who_asks_through_an_agent_waits_with_it_for_an_operator(network: Network) -> None:
-    """The request is no answer to the agent that asks, and does not wake it."""
+    """The request is not an answer to the asking agent, and does not wake it."""
     tom, mia = await join(network, "tom", "mia")
     till = Till(needs_approval=True)
 
@@ -340,7 +342,7 @@ async def test_a_request_to_operators_outlives_a_restart_of_everybody(tmp_path: 
         [mia] = await join(network, "mia")
         heard = Heard()
         assert (await until_item(mia))["seq"] == item["seq"]
-        await mia.client.call("network.decide", {"seq": item["seq"], "decision": "/approve"})  # the agent is away
+        await mia.client.call("network.decide", {"seq": item["seq"], "decision": "/approve"})  # the agent is offline
         async with running(network, till.make_runner(on_event=heard)):
             await heard.finished()
         assert len([it for _, it in await mia.history("direct:desk~desk") if it.startswith("May I")]) == 1
@@ -365,7 +367,7 @@ async def test_what_was_approved_for_longer_holds_only_for_calls_that_its_person
         await decide(tom, await tom.ask("desk", "my money back"), "/approve always")
         assert (await tom.hear()).text == "order 17 is paid back"
     async with running(network, till.make_runner()):
-        await tom.ask("desk", "my money back")  # his own word does not hold any more: it is asked for
+        await tom.ask("desk", "my money back")  # his own approval is not valid any more, so a request is sent
         await decide(mia, await mia.hear(), "/approve always")
         assert (await tom.hear()).text == "mia approved refund(order=17), and every further call of it."
         assert (await tom.hear()).text == "order 17 is paid back"
@@ -461,7 +463,7 @@ async def test_a_vote_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
     async with Network.open(path) as network:
         tom, mia, zoe = await join(network, "tom", "mia", "zoe")
         assert (await items(mia), len(await items(zoe))) == ([], 1)
-        await decide(zoe, request, "/approve")  # while the agent is away
+        await decide(zoe, request, "/approve")  # while the agent is offline
         heard = Heard()
         async with running(network, till.make_runner(on_event=heard)):
             await heard.finished()
@@ -564,7 +566,7 @@ async def test_whose_message_was_read_meanwhile_does_not_approve_what_came_of_it
 
 
 async def ask_for(network: Network, person: Person, why: str, **arguments: Any) -> BaseMessage:
-    """What comes back from an agent whose model was talked into a call."""
+    """Return the message of an agent whose model was tricked into a call."""
 
     @tool(needs_approval=True)
     def transfer(note: str, amount: int) -> str:
@@ -605,7 +607,7 @@ async def test_the_approval_of_somebody_who_was_removed_since_counts_no_more(net
 
 
 async def test_another_agent_cannot_say_that_people_have_decided(network: Network) -> None:
-    """Else an approver's command sends nothing, since somebody was faster."""
+    """Otherwise, an approver's command would send nothing, because somebody seems to have decided first."""
     tom, eve = await join(network, "tom", "eve")
     await tom.client.call("channels.create", {"name": "shop"})
     till, bob = Till(approvers=["eve"]), await network.join("bob")
@@ -642,7 +644,7 @@ async def test_what_the_model_says_passes_for_no_line_of_the_request(network: Ne
     assert lines[1:5] == ["Why:", *quoted]
 
 
-# --- how it is written
+# --- notation in files
 
 
 AGENT = """

@@ -1,4 +1,4 @@
-"""`ask`: a reaction that waits for others, durably: their replies are its result and wake nobody."""
+"""Tests of `ask`, which makes a reaction wait for others durably: their replies are its result and wake nobody."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 def asker(*agent_ids: str, timeout_s: float = 20.0) -> Script:
-    """Asks in the first turn, and says in the second what came of it."""
+    """Return a script that asks in the first turn, and reports the result in the second."""
 
     def script(request: ModelRequest) -> Any:
         if request.turn == 1:
@@ -97,7 +97,7 @@ async def test_who_does_not_answer_in_time_is_told_and_a_late_answer_is_a_messag
 
 
 async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wakes_nobody(network: Network) -> None:
-    """ann is an agent that works; carl is a program, which no stop reaches and which answers nevertheless."""
+    """ann is a working agent. carl is a program that no stop reaches, and that answers anyway."""
     mia, heard, is_asked = await Person.join(network, "mia"), Heard(), asyncio.Event()
     carl = await network.join("carl", kind="agent")
     requests = []
@@ -232,7 +232,7 @@ async def test_a_restarted_agent_goes_on_waiting(network: Network, answered: str
 
 
 async def reaction_of(person: Person, agent_id: str) -> str:
-    """The reaction of an agent to the first message of its thread with a person."""
+    """Return an agent's reaction to the first message of its thread with a person."""
     thread = f"direct:{agent_id}~{person.client.agent_id}"
     [message, *_] = (await person.client.history(thread)).messages
     while True:
@@ -267,7 +267,7 @@ async def test_asking_reads_nothing_of_what_was_said_to_the_asked_agent_before(
 async def test_a_reply_that_came_before_it_was_expected_ends_the_wait(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to a send and the reply to it may be read from the socket at once."""
+    """The answer to a send and the reply to the message may arrive in one read from the socket."""
     mia, ann = await Person.join(network, "mia"), await network.join("ann")
     monkeypatch.setattr(replies, "FIRST_LOOK_S", 3600.0)
     came = asyncio.Event()
@@ -320,7 +320,7 @@ async def test_a_reply_that_the_hub_holds_back_behind_others_is_found_in_its_thr
 
 
 async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() -> None:
-    """The bound: at most `max_unacked` messages wait in the agent; the hub keeps the rest."""
+    """At most `max_unacked` messages wait in the agent, and the hub holds the rest."""
     async with Network.open(limits=Limits(max_unacked=4)) as network:
         mia, zoe, release = await Person.join(network, "mia"), await Person.join(network, "zoe"), asyncio.Event()
         begun = asyncio.Event()
@@ -338,13 +338,13 @@ async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() ->
             await zoe.client.send_text("bob", "hi")
             await begun.wait()
             assert bob._scheduler is not None
-            assert len(bob._scheduler.inbox) <= 5  # one in work, which its `started` has acked
+            assert len(bob._scheduler.inbox) <= 5  # one is in work, and its `started` record has acked it
             release.set()
             assert (await zoe.hear()).text == "re: hi"
             assert [(await mia.hear()).text for _ in range(8)] == [f"re: m{number}" for number in range(8)]
 
 
-# --- handing over to an agent elsewhere
+# --- handoffs to remote agents
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ async def test_an_answer_to_a_question_whose_tool_is_gone_after_a_restart_is_a_m
         assert (await anext(messages)).text == "ann said three"
 
 
-# --- killed while it asks
+# --- kills during a question
 
 
 @pytest.mark.parametrize("cut_at", ["tool_started", "asking", "waiting", "tool_result", "model_reply", "finished"])

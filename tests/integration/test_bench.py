@@ -1,4 +1,6 @@
-"""The measurements work: each runs in its smallest form against real nodes and says something sane. What they measure is not judged here."""
+"""Tests that the benchmarks work: each runs in its smallest form against real nodes and prints plausible values. The
+tests do not judge the values.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_a_measure_gives_its_lines(tmp_path: Path, measures: tuple[str, ...]) ->
     assert lines["full_fsyncs"]["median"] < 1000  # commits are shared
     assert set(results["details"]) == set(measures)
     assert results["machine"]["cores"] >= 1
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]  # nodes, ledgers: all gone
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]  # nodes and ledgers are deleted
 
     markdown = _bench(tmp_path, "--markdown", str(kept)).stdout
     shown = [line.split(" | ")[0].strip("| ") for line in markdown.splitlines() if line.startswith("| ")]
@@ -88,7 +90,8 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -
     for line in lines.values():
         assert len(line["values"]) == 1
         assert line["title"] in done.stdout
-    assert all(lines[name]["values"][0] > 0 for name in lines if name != "resting_agent")  # few agents: it may be noise
+    # With few agents, the value may be noise.
+    assert all(lines[name]["values"][0] > 0 for name in lines if name != "resting_agent")
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
     markdown = _bench(tmp_path, "--markdown", str(kept), script=TURNS).stdout
@@ -97,7 +100,7 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -
 
 @pytest.mark.full
 def test_most_of_a_prompt_is_that_of_the_reaction_before(tmp_path: Path) -> None:
-    """The figures that docs/performance.md gives; nothing is timed, so they are the same on any machine."""
+    """docs/performance.md has the same figures. Nothing is timed, so they are equal on every machine."""
     kept = tmp_path / "results.json"
     done = _bench(tmp_path, "--json", str(kept), script=BENCH / "sharing.py")
     assert done.returncode == 0, done.stderr
@@ -107,6 +110,6 @@ def test_most_of_a_prompt_is_that_of_the_reaction_before(tmp_path: Path) -> None
     growth = results["growth"]
     assert (
         growth["ledger"] < 2 * growth["said"] < growth["requests"] / 20
-    )  # what is said is kept once, not once a request
+    )  # a message is stored once, and not once per request
     assert done.stdout.count("\n| ") == 1 + len(results["sharing"])
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

@@ -1,4 +1,4 @@
-"""`roundelay tasks`, `roundelay timers` and `roundelay polls`, for people and as JSON, at a node."""
+"""Tests of `roundelay tasks`, `roundelay timers` and `roundelay polls` at a node, with output for people and as JSON."""
 
 from __future__ import annotations
 

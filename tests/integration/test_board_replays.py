@@ -1,4 +1,6 @@
-"""A run with tasks, timers and a queue of reservations replays exactly: people's calls, reminders, and what they cause."""
+"""Test that a run with tasks, timers and a queue of reservations can be replayed exactly: people's calls, reminders,
+and their effects.
+"""
 
 from __future__ import annotations
 

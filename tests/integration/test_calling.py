@@ -1,4 +1,4 @@
-"""A mod in a file beside the node's, and its operations from the command line."""
+"""Tests of a mod in a file next to the node's file, and of its operations on the command line."""
 
 from __future__ import annotations
 

@@ -1,23 +1,27 @@
-"""Privacy between conversations, with models that are compromised: twenty agents do what any message says and copy what they find.
+"""Tests of privacy between conversations with compromised models: twenty agents follow every order in a message and
+copy everything that they find.
 
-A person (or a program) tells an agent a canary in one conversation, and the agent carries it on (`VERBS`): as an answer, to other agents, in
-tools, results, signals, records, errors. Then everybody else tries to get it: by probes, which make an agent call all of its tools on what
-is hidden and give whatever it finds to who asked; by every operation of the hub; by listening. What outsiders see is judged: each frame that
-the hub writes to each participant, and each prompt that a model is asked with, by `canary_story`, which knows nothing of `network.visibility`.
+A person or program gives an agent a canary in one conversation, and the agent carries it on (`VERBS`): in an answer,
+to other agents, in tools, results, signals, records and errors. Then all others try to get it. Probes make an agent
+call all its tools on hidden things and report everything to the asker. Every operation of the hub is called, and
+everybody listens. The oracle `canary_story`, which does not use `network.visibility`, judges each frame that the hub
+writes to a participant, and each prompt of a model.
 
 **A leak past the policy** is one of these two, whatever the model did:
 
-1. a frame of the hub to somebody who may not know the canary: a delivery, a result, an error, a signal, a notice, a presence. Who may know it
-   are those who read the message by which it was told, by the rights of its place then (docs/protocol/messages.md),
-   and, of agents, whoever read a message of an agent that had it;
-2. a prompt that holds it, for a message whose conversation has somebody in it who may not know it: the people who read the message that an
-   agent reacts to, or, if only agents do, what that followed from (docs/prompts.md, "Visibility"); without people the participants where it began.
+1. A frame of the hub to a participant who may not know the canary: a delivery, a result, an error, a signal, a notice
+or a presence. Those who could read the message with the canary at its time may know it (docs/protocol/messages.md),
+and so may agents that read a message of an agent which had it.
 
-It is none that a model sends what its prompt holds by right to somebody by its own words: whom an agent may write to is not bounded by
-visibility. So these models send to nobody but where they were asked from, and to other agents; whatever reaches a person that way past the
-rules above has been in a prompt where it had no place.
+2. A prompt with the canary if somebody in the conversation of its message may not know it. Such a conversation
+consists of the people who can read the message that the agent reacts to or, if only agents can, the nearest cause with
+human readers (docs/prompts.md, "Visibility"). Without people, it consists of the participants in the first thread.
 
-Under ``people``, ``strict`` and ``current`` nothing may leak; under ``all`` the same rig must see leaks.
+It is not a leak if a model sends text that its prompt holds legitimately to others in its own words, because
+visibility does not limit an agent's recipients. Therefore, these models send only to the thread of the question and
+to other agents. A canary that reaches a person this way against the rules must have been in a wrong prompt.
+
+Under ``people``, ``strict`` and ``current``, nothing may leak. Under ``all``, the same setup must find leaks.
 """
 
 from __future__ import annotations
@@ -50,26 +54,28 @@ from tests.support.counts import Note
 
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "current")
 QUIET = {"nothing", "probe", "probe_quietly", "rest", "rest_and_answer", "have_rest"}
-"""Verbs that are no carriers of their own: probes, and what the others are made of."""
+"""Verbs that are not carriers: probes, and parts of other verbs."""
 CARRIERS = tuple(verb for verb in team.VERBS if verb not in QUIET)
 FEW = CARRIERS[::8]
-"""Some of them, where it is the rule that counts."""
+"""A part of the carriers, for tests of the visibility rules."""
 PLACES = ("direct", "den", "hall", "reply", "broadcast", "answer", "programs", "parts")
-"""Where a canary is told: between two; in a channel, and in one whose history is open; in reply threads of a channel and of a broadcast; in
-a broadcast that leaves somebody out; by a program; in the other parts of a message: metadata, files, ids."""
+"""Places of a canary: between two participants; in a channel; in a channel with open history; in a reply thread of a
+channel or a broadcast; in a broadcast that excludes somebody; in a program's message; in other parts of a message
+(metadata, files, IDs).
+"""
 
 RELATIONS = {
     "bob": "never in", "leo": "left", "lana": "joined late", "hana": "away, came back", "eve": "excluded", "nora": "came to the network late",
     "rex": "removed from the network", "rolf": "removed from the channel", "zoe": "another person's thread with the same agent", "planner2": "another program", "spy": "a hostile agent",
 }  # fmt: skip
-"""The outsiders, and what each is to the conversations in which the canaries are told."""
+"""The outsiders, and their relation to the conversations with canaries."""
 OUTSIDERS = tuple(who for who in RELATIONS if who != "rex")
-"""Those who are still there when it is time to ask."""
+"""Outsiders that are still registered when the questions start."""
 
 
 @dataclass
 class Told:
-    """One canary: what carried it, where it was told, and what an outsider would have to name to get at it."""
+    """One canary: its carrier, its place, and the names that an outsider would need to reach it."""
 
     canary: str
     carrier: str
@@ -81,7 +87,7 @@ class Told:
 
 @dataclass
 class Rig:
-    """One network, watched."""
+    """One watched network."""
 
     simulation: Simulation
     visibility: Visibility
@@ -95,10 +101,10 @@ class Rig:
     listening: list[asyncio.Task[None]] = field(default_factory=list)
     _asked: int = 0
 
-    # --- who takes part
+    # --- participants
 
     def watch_links(self) -> None:
-        """See every frame that the hub writes, to whomever; let nobody but the host be trusted."""
+        """Record every frame that the hub writes to anybody. Only the host is trusted."""
         make = self.simulation.make_link
 
         def make_link(agent_id: str) -> tuple[SimulatedTransport, Callable[[], float]]:
@@ -124,7 +130,7 @@ class Rig:
         setattr(self.simulation, "make_link", make_link)  # noqa: B010 (likewise)
 
     async def join(self, agent_id: str, kind: Any = "human") -> NetworkClient:
-        """Somebody joins with a token of its own, no operator, and hears everything."""
+        """Join with a separate token, without operator rights, and listen to everything."""
         token = hashlib.sha256(agent_id.encode()).hexdigest()
         if agent_id != "host":
             args = {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(token)}
@@ -146,7 +152,7 @@ class Rig:
             await client.close()
         await asyncio.gather(*self.listening, return_exceptions=True)
 
-    # --- what happens
+    # --- events
 
     async def say(
         self,
@@ -158,7 +164,7 @@ class Rig:
         is_waited_for: bool = True,
         **options: Any,
     ) -> int:
-        """Somebody says something, and whatever comes of it has come."""
+        """Send a message, and wait for all its effects."""
         message_id = options.pop(
             "message_id", f"{who}-said-{self.simulation.hub.state.head if self.simulation.hub else 0}"
         )
@@ -171,7 +177,7 @@ class Rig:
         return stored.seq
 
     async def settle(self) -> None:
-        """Wait until all is quiet, and judge what was seen."""
+        """Wait until the network is idle, and judge the recorded frames."""
         await self.simulation.idle(600)
         self.judge()
 
@@ -195,7 +201,7 @@ class Rig:
         try:
             await self.clients[who].call(op, args)
         except RoundelayError:
-            pass  # its frame is judged like any
+            pass  # its frame is judged like any other
 
 
 async def listen(client: NetworkClient) -> None:
@@ -210,7 +216,7 @@ async def listen(client: NetworkClient) -> None:
 
 
 def choose_canaries(carriers: Sequence[str], per_carrier: int) -> Iterator[tuple[str, str]]:
-    """Carriers and places: each carrier in so many of them."""
+    """Yield carriers and places: each carrier in ``per_carrier`` places."""
     for number, carrier in enumerate(carriers):
         for more in range(per_carrier):
             yield carrier, PLACES[(number + more * 3) % len(PLACES)]
@@ -305,7 +311,7 @@ async def join_channel(rig: Rig, who: str, name: str) -> None:
 
 
 async def tell(rig: Rig, number: int, carrier: str, place: str, roots: dict[str, int]) -> None:
-    """One canary: told in a place, to an agent that carries it on."""
+    """Send one canary to an agent that carries it on."""
     canary = f"canary-{hashlib.sha256(f'{number}/{carrier}'.encode()).hexdigest()[:8]}"
     first = team.NAMES[number % 4]
     if place in ("direct", "parts", "programs"):
@@ -345,7 +351,7 @@ async def tell(rig: Rig, number: int, carrier: str, place: str, roots: dict[str,
             reply_to=asked.seq,
         )
     if is_broken_off:
-        await asyncio.sleep(2)  # of virtual time: everything that was begun ends in it
+        await asyncio.sleep(2)  # simulated time, in which all started work ends
         if carrier == "resumed":
             await rig.simulation.restart(first)
         else:
@@ -354,7 +360,7 @@ async def tell(rig: Rig, number: int, carrier: str, place: str, roots: dict[str,
 
 
 async def tell_of_the_removed(rig: Rig) -> None:
-    """rex asks for work that goes on when rex is no longer there."""
+    """Let rex ask for work that continues after rex was removed."""
     order = team.write_order("a06", "have_rest", "a11")
     await rig.clients["rex"].send("agent:a06", order)
     await rig.simulation.wait_for(lambda it: it.sender_id == "a06" and "rest_and_answer" in it.text, 60)
@@ -363,13 +369,13 @@ async def tell_of_the_removed(rig: Rig) -> None:
 
 
 async def tell_meanwhile(rig: Rig) -> None:
-    """What arrives in a thread while an agent works for somebody who may not read it."""
+    """Send messages to a thread while an agent works for a person without access to the thread."""
     bob = rig.clients["bob"]
     for agent_id, place in (("a16", "pit"), ("a17", "broadcast"), ("a18", "broadcast")):
         canary = f"canary-{hashlib.sha256(agent_id.encode()).hexdigest()[:8]}"
         to = f"channel:{place}" if place == "pit" else place
         await bob.send(to, team.write_order(agent_id, "rest"))
-        await asyncio.sleep(2)  # of virtual time: everything that was begun ends in it
+        await asyncio.sleep(2)  # simulated time, in which all started work ends
         if place == "pit":
             await bob.call("channels.leave", {"name": "pit"})
         leaves_out = ("bob", "eve", "spy") if place == "broadcast" else ()
@@ -378,11 +384,11 @@ async def tell_meanwhile(rig: Rig) -> None:
 
 
 async def ask_everything(rig: Rig, step: int) -> None:
-    """Every operation, by everybody, about some of the canaries."""
+    """Call every operation as every outsider about some of the canaries."""
     public = await rig.say("host", "broadcast", "for everybody")
     chosen = [it for it in rig.told if it.place != "closed"][
         ::step
-    ]  # its name would be the canary, and come back in the error
+    ]  # its name is the canary, and the error would repeat it
     for who in OUTSIDERS:
         outsider = Outsider(None, [], f"own-{who}", 0)  # type: ignore[arg-type]
         for at, it in enumerate(chosen):
@@ -414,12 +420,12 @@ def run(visibility: Visibility, carriers: Sequence[str] = CARRIERS, *, is_full: 
 
 
 def list_routes(rig: Rig) -> set[tuple[str, str]]:
-    """Each canary, and each outsider that may not know it."""
+    """Return each canary with each outsider that may not know it."""
     return {(it.canary, who) for it in rig.told for who in RELATIONS if who not in rig.story.may_know[it.canary]}
 
 
 def check(rig: Rig, note: Note) -> None:
-    """Nothing has leaked, and everything was tried."""
+    """Check that nothing has leaked, and that everything was tried."""
     routes = list_routes(rig)
     note(canaries=len(rig.told), routes=len(routes), **rig.counts, leaks=len(rig.leaks))
     assert not rig.leaks, "\n".join(map(str, rig.leaks[:10]))

@@ -1,4 +1,4 @@
-"""`roundelay chat`: a person in the conversation, by a pipe and at a terminal. The agents here speak plain frames."""
+"""Tests of `roundelay chat` for a person, with a pipe and on a terminal. The agents here send plain frames."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def is_private(file: Path) -> bool:
 
 @asynccontextmanager
 async def chatting(*flags: str, **environment: str) -> AsyncIterator[Command]:
-    """Mia, in the conversation, with her input open."""
+    """Run mia's chat with its input open."""
     async with command("chat", "--as", "mia", *flags, **environment) as chat:
         await chat.line("You are mia in the network")
         yield chat
 
 
 def shown(chat: Command) -> list[str]:
-    """The messages on her screen, without their times and numbers."""
+    """Return the messages on the screen, without times and numbers."""
     lines = [re.sub(r" \(re #\d+\)", "", line) for line in chat.lines]
     return [found[1] for line in lines if (found := re.match(r"\d\d:\d\d:\d\d #\d+ (.*)", line))]
 
 
-# -- in a pipe
+# -- with a pipe
 
 
 async def test_lines_are_sent_and_answers_shown_until_it_is_quiet(node: Node, bob: WireSession) -> None:
@@ -86,7 +86,7 @@ async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession)
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": True}})
         await chat.line("bob is thinking")
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):  # longer than the quiet after which it would leave
+            async with asyncio.timeout(3):  # longer than the quiet time after which it would leave
                 await chat.process.wait()
         await bob.send("agent:mia", "done")
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": False}})
@@ -99,14 +99,14 @@ async def test_it_waits_as_long_as_a_reaction_is_open(node: Node) -> None:
     old = await node.agent("old", role="reactor")
     zoe = await node.person("zoe")
     await zoe.send("agent:old", "never finished")
-    await start_reaction(old, await old.message("never finished"), "r0")  # of an agent that is no longer there
+    await start_reaction(old, await old.message("never finished"), "r0")  # belongs to an agent that is offline
     await old.drop()
     async with chatting("--to", "bob") as chat:
         await chat.type("work on it, silently")
         chat.close_input()
         await start_reaction(bob, await bob.message("work on it, silently"))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3.5):  # longer than the quiet after which it would leave
+            async with asyncio.timeout(3.5):  # longer than the quiet time after which it would leave
                 await chat.process.wait()
         await bob.send("agent:mia", "done")
         await bob.record("r1", "finished", {})
@@ -127,7 +127,7 @@ async def test_an_agent_that_went_offline_is_not_waited_for(node: Node, bob: Wir
 
 
 async def _ask_for_approval(bob: WireSession, message: dict[str, Any], reaction: str = "r1") -> int:
-    """Begin a reaction to a message, and ask in it whether a call may be made; gives the seq of the request."""
+    """Start a reaction to a message, and request an approval in it. Return the seq of the request."""
     await start_reaction(bob, message, reaction)
     stored = await bob.send(
         "agent:mia",
@@ -309,7 +309,7 @@ async def test_an_input_without_an_end_of_line_is_sent_too(node: Node, bob: Wire
     await bob.message("no end \ufffd")
 
 
-# -- what is shown
+# -- output
 
 
 async def test_messages_wait_for_a_person_and_are_shown_once(node: Node, bob: WireSession) -> None:
@@ -392,7 +392,7 @@ async def test_commands_show_who_is_there_and_what_was_said(node: Node) -> None:
             await chat.line(rf"^  /{name}")
 
 
-# -- agents at work
+# -- working agents
 
 
 async def start_reaction(bob: WireSession, message: dict[str, object], reaction: str = "r1") -> None:
@@ -444,7 +444,7 @@ async def test_cost_adds_up_the_recorded_replies_whoever_else_claims_them(node: 
 
 
 async def test_cost_counts_who_was_asked_on_ones_behalf(node: Node) -> None:
-    """Their records are not mia's to read, without an operator's rights; what they used is hers to know."""
+    """Without operator rights, mia may not read their records, but she may know their usage."""
     bob, ann = await node.agent("bob", role="reactor"), await node.agent("ann", role="reactor")
     token = (await invoke("token", "create", "mia", "--kind", "human")).out.strip()
     async with chatting("--to", "bob", ROUNDELAY_TOKEN=token) as chat:
@@ -501,7 +501,7 @@ async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
         await chat.line("bob → mia.*: two")
 
 
-# -- the connection
+# -- connections
 
 
 async def test_the_chat_outlives_its_hub(tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ async def test_the_login_user_is_who_one_is(node: Node) -> None:
     assert "You are mia-o-hara in the network contract" in done.out
 
 
-# -- at a terminal
+# -- on a terminal
 
 
 async def test_what_is_typed_stays_below_what_arrives(node: Node, bob: WireSession) -> None:
@@ -578,7 +578,7 @@ async def test_the_prompt_leaves_room_to_type_in(node: Node, bob: WireSession) -
 
 
 async def test_the_prompt_is_not_drawn_for_each_of_many_signals(node: Node, bob: WireSession) -> None:
-    """Signals are anybody's to send, as many as one likes; who types must not wait for their drawing."""
+    """Any participant may send many signals. The person at the keyboard must not wait until all of them are drawn."""
     async with at_terminal("--to", "bob") as terminal:
         await terminal.shows("bob>")
         thinking = {"type": "signal", "kind": "thinking", "to": "agent:mia", "body": {"reaction": "r", "active": True}}
@@ -626,7 +626,7 @@ async def test_keys_edit_the_line_and_go_by_what_a_reader_takes_for_one_characte
         "one two  \x17three": "one three",
         "one two three\x1b[1;5D\x1b[1;5D\x1b[1;5Cx": "one twox three",  # ctrl-left and ctrl-right
         "one two\x1bb\x1bd2": "one 2",  # alt-b and alt-d
-        "a\x1b[1;5Pb": "ab",  # an unknown key is no text
+        "a\x1b[1;5Pb": "ab",  # an unknown key is not text
         "lost\x03kept": "kept",
         "日本語\x1b[D\x7f": "日語",
         "e\u0301👩\u200d🚀❤\ufe0f🇩🇪\x1b[D\x7f\x7f": "e\u0301🇩🇪",

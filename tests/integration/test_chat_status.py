@@ -1,4 +1,4 @@
-"""What agents do, and who holds a thread, as a person sees it: in chat, by the commands, on the screen."""
+"""Tests of the activity of agents and of takeovers, as a person sees them in chat, in commands and on the screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def begin(node: Node, agent_id: str, asker: WireSession) -> tuple[WireSession, int]:
-    """An agent that works on a question."""
+    """Let an agent start to work on a question. Return its session and the question's seq."""
     agent = await node.agent(agent_id, role="reactor")
     seq: int = (await asker.send(f"agent:{agent_id}", "question"))["seq"]
     await agent.record(f"of-{agent_id}", "started", {"trigger": seq})

@@ -1,4 +1,6 @@
-"""The command line as a user has it: its output, its exit codes; as a process where that makes a difference."""
+"""Tests of the command line as a user has it: its output and its exit codes, in a separate process where that
+matters.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ async def bob(node: Node) -> WireSession:
 
 
 def sentence(done: Done) -> str:
-    """The one sentence of a failure."""
+    """Return the only error line of a failed command."""
     assert "Traceback" not in done.err
     lines = [line for line in done.err.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1, done.err
@@ -62,7 +64,7 @@ async def run_json(*arguments: str | Path) -> Any:
     return json.loads((await invoke(*arguments, "--json")).out)
 
 
-# -- the command itself
+# -- the command in general
 
 
 async def test_help_lists_every_command() -> None:
@@ -72,7 +74,7 @@ async def test_help_lists_every_command() -> None:
 
 
 def test_no_line_of_a_list_of_commands_is_cut() -> None:
-    """Not of any group, however deep it stands."""
+    """The test covers all groups at every depth."""
     import click
     from click.testing import CliRunner
 
@@ -349,7 +351,7 @@ async def test_a_send_whose_answer_is_lost_says_how_a_repeat_is_safe(node: Node)
             await hub.send(await connection.recv())
             await connection.send(await hub.recv())
             await hub.send(await connection.recv())
-            await hub.recv()  # it is stored, and nobody is told
+            await hub.recv()  # the message is stored, but nobody is notified
 
     async with serve_websockets(drop, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as between:
         url = f"ws://127.0.0.1:{between.sockets[0].getsockname()[1]}/"
@@ -409,7 +411,7 @@ async def test_a_token_that_is_given_says_what_its_participant_is(node: Node) ->
     assert owner is not None
     assert (await invoke("send", "broadcast", "new", "--as", "zed", ROUNDELAY_TOKEN=owner)).out
     kinds = {it["agent_id"]: it["kind"] for it in (await run_json("agents"))["agents"]}
-    assert kinds["zed"] == "human"  # which the owner's token does not say
+    assert kinds["zed"] == "human"  # the owner's token does not contain the kind
 
 
 async def test_an_operators_token_may_make_tokens(node: Node) -> None:
@@ -475,7 +477,7 @@ async def test_a_dead_hub_is_3() -> None:
 
 
 async def leave_after_the_welcome(socket: ServerConnection) -> None:
-    """A hub that is lost as soon as it is asked for something."""
+    """A hub that drops the connection at the first request."""
     hello = json.loads(await socket.recv())
     welcome = {
         "type": "welcome", "server": "s", "network": {"name": "n", "epoch": "e"}, "agent_id": hello["agent_id"],
@@ -636,7 +638,9 @@ async def test_of_several_nodes_that_of_this_folder_is_meant_else_the_newest_and
 
 
 async def test_json_drives_no_terminal(node: Node) -> None:
-    """JSON leaves controls above ASCII as they are; a terminal takes U+009B for the beginning of a sequence."""
+    """JSON does not escape control characters above ASCII, and a terminal reads U+009B as the start of an escape
+    sequence.
+    """
     evil = await node.agent("evil")
     await node.agent("ann")
     said = "grün \x9b2J \x7f \x85"
@@ -651,7 +655,7 @@ async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
     await invoke("init", cwd=tmp_path)
     checks = await examine(cwd=tmp_path, ROUNDELAY_PORT="0")
     database = checks["database"]
-    assert database["status"] == "ok" or "slow to sync" in database["advice"]  # a busy disk may be
+    assert database["status"] == "ok" or "slow to sync" in database["advice"]  # the disk may be busy
     assert {check["status"] for name, check in checks.items() if name != "database"} == {"ok"}
     assert {
         "python",
@@ -679,7 +683,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
         (tmp_path / "roundelay.yaml").write_text(config)
         checks = await examine(code=1, cwd=tmp_path)
     failed = {name: check["detail"] + check["advice"] for name, check in checks.items() if check["status"] == "failed"}
-    assert set(failed) == {"database", "port", "agent a"}  # and no integrity of what is no database
+    assert set(failed) == {"database", "port", "agent a"}  # no integrity check of a file that is not a database
     assert "junk.db" in failed["database"]
     assert "choose another port" in failed["port"]
     assert "export OPENAI_API_KEY" in failed["agent a"]

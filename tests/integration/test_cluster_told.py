@@ -1,4 +1,6 @@
-"""What nodes on a shared log tell of it, and what the command line makes of that. docs/cluster.md."""
+"""Tests of the information that nodes on a shared log give about it, and of its use on the command line.
+docs/cluster.md.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def read_figures(text: str) -> dict[str, float]:
 
 
 async def told_by(node: ClusterNode, what: str) -> str:
-    """What `/readyz` says, once it holds this."""
+    """Wait until `/readyz` contains a text, and return its answer."""
     async with asyncio.timeout(20):
         while what not in (said := (await get(node, "/readyz")).strip()):  # noqa: ASYNC110 (it tells nobody)
             await asyncio.sleep(0.05)
@@ -91,7 +93,7 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
         assert (first_gone["url"], first_gone["shared_log"]["leads"]) == (leader.url, True)
 
         await server.kill9()
-        await leader.end()  # and nobody can claim its place
+        await leader.end()  # nobody else can become the leader
         alone = await status(follower, code=3)
         assert re.search("this node (follows|waits: the log does not answer)", alone.out)
         assert "commits" not in alone.out
@@ -108,7 +110,7 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
 
 async def test_a_leader_that_is_stopped_names_the_one_that_goes_on(tmp_path: Path) -> None:
     async with leader_and_follower(tmp_path) as (_, leader, follower):
-        async with join([leader], "mia") as mia:  # who knows of no other
+        async with join([leader], "mia") as mia:  # knows no other node
             first = await mia.send("broadcast", "Before")
             assert await leader.end(signal.SIGTERM) == 0
             assert (await mia.send("broadcast", "After")).seq > first.seq
@@ -117,7 +119,7 @@ async def test_a_leader_that_is_stopped_names_the_one_that_goes_on(tmp_path: Pat
         async with connect(follower.url, subprotocols=[Subprotocol("roundelay.v1")]) as session:
             await session.send(json.dumps(hello))
             assert json.loads(await session.recv())["type"] == "welcome"
-            await follower.end(signal.SIGTERM)  # and nobody follows
+            await follower.end(signal.SIGTERM)  # nobody follows any more
             with suppress(ConnectionClosed):
                 while await session.recv():
                     pass
@@ -131,7 +133,7 @@ async def test_of_several_nodes_here_a_command_names_the_one_that_leads_as_its_o
         leader.environment = follower.environment = home
         async with running([leader]):
             await find_leader([leader])
-            async with running([follower]):  # the newest, which is looked for first
+            async with running([follower]):  # the newest node, which commands try first
                 await follows(follower)
                 done = await invoke("agents", cwd=tmp_path, **home)
     assert done.err == f"* Several nodes run here; this is {leader.url}. Another one: --url {follower.url}\n"
@@ -159,7 +161,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     checks = await look(ROUNDELAY_LOG=log)
     assert re.search(r"answers: \d+ records, 0\.0 of 10,240 MiB, durability replicated", checks["log"]["detail"])
     named = nodes.pop("ROUNDELAY_DB")
-    flagged = await look(0, "--db", str(made.db), "--log", log)  # as docs/cluster.md starts its nodes
+    flagged = await look(0, "--db", str(made.db), "--log", log)  # docs/cluster.md starts its nodes this way
     nodes["ROUNDELAY_DB"] = named
     assert [flagged[name] for name in ("log", "shared log")] == [checks[name] for name in ("log", "shared log")]
     missing = (await look(ROUNDELAY_LOG=log.replace("/lab", "/lap")))["log"]
@@ -194,7 +196,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     assert (away["status"], "can be reached" in away["detail"]) == ("failed", True)
 
 
-# --- nodes as on machines of their own
+# --- nodes as if on separate machines
 
 
 def output(node: ClusterNode) -> str:
@@ -279,7 +281,7 @@ async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(
                 seqs = [(await mia.send("broadcast", f"{number}")).seq for number in range(20)]
                 assert await first.end(signal.SIGTERM) == 0
                 await find_leader([second])
-                await says(second, "30.0 days ahead of the newest stored row")  # a round of retention is there
+                await says(second, "30.0 days ahead of the newest stored row")  # a retention run was due
                 later = await mia.send("broadcast", "later")
                 kept = await mia.history("broadcast", limit=100)
             assert [it.seq for it in kept.messages] == [*seqs, later.seq]

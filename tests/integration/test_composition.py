@@ -1,4 +1,6 @@
-"""Agents that hand over and call each other, over the real SDK: asserted on what the provider received and on the ledger."""
+"""Tests of agents that hand over and call each other, with the real SDK. They check the provider's requests and the
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def look_up(order: int) -> str:
 
 
 class Desk:
-    """Triage, which may hand over to billing, on one fake provider whose script knows them by their instructions."""
+    """The agent triage, which may hand over to billing, with one fake provider. The provider's script tells them
+    apart by their instructions.
+    """
 
     def __init__(self, server: Provider, handoff: Any = None, **options: Any) -> None:
         self.heard = Heard()
@@ -74,7 +78,9 @@ class Desk:
 
 
 def triage_then(*billing: Reply, triage: Reply | None = None, then: Reply | None = None) -> Any:
-    """Triage hands over, billing replies in turn, and triage once more if control comes back."""
+    """Return a script: triage hands over, billing replies in turn, and triage replies once more if it gets the
+    conversation back.
+    """
     left = list(billing)
     asked: list[str] = []
 
@@ -206,7 +212,7 @@ async def test_a_thread_stays_with_an_agent_that_speaks_by_a_tool_and_fails_in_b
     assert asked == ["triage", *["billing"] * 5]
 
 
-# --- an agent as a tool
+# --- agents as tools
 
 
 def test_an_agent_whose_id_is_no_name_of_a_tool_is_one_nevertheless() -> None:

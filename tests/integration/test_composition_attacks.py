@@ -1,4 +1,6 @@
-"""Agents that hand over to each other, ask each other and call each other in circles, from both ends and all at once: each ends, and says why."""
+"""Tests of agents that hand over, ask or call each other in circles, from both ends and all at once: each circle ends
+and says why.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ def last_result(request: ModelRequest) -> str:
     return read_prompt(request).tool_results[-1].content
 
 
-# --- questions in a circle
+# --- circles of questions
 
 
 def make_asker_script(agent_id: str, asks: str, meet: asyncio.Barrier) -> Callable[[ModelRequest], Awaitable[Any]]:
-    """Reacts to a hello by asking somebody, once all others are at it too, and tells mia what came of it; answers whoever asks."""
+    """Return a script that reacts to a greeting by asking the next agent, once all others do the same, and reports
+    the result to mia. It also answers questions.
+    """
 
     async def script(request: ModelRequest) -> Any:
         view = read_prompt(request)
@@ -74,12 +78,14 @@ async def greet(network: Network, pairs: Sequence[tuple[str, str]]) -> None:
 async def test_agents_that_ask_each_other_in_a_circle_out_of_the_very_threads_they_ask_in_all_get_answers(
     network: Network, ring: tuple[str, ...]
 ) -> None:
-    """Each has a reaction in the thread in which the one before it asks: behind that the question would wait for ever."""
+    """Each agent has a running reaction in the thread in which the previous one asks. Behind that reaction, the
+    question would wait forever.
+    """
     mia, meet = await Person.join(network, "mia"), asyncio.Barrier(len(ring))
     after = dict(zip(ring, (*ring[1:], ring[0]), strict=True))
     await greet(network, list(after.items()))
     runners = [make_runner(agent_id, make_asker_script(agent_id, after[agent_id], meet)) for agent_id in ring]
-    # ann is greeted by the last one, and asks the next one
+    # ann is greeted by the last agent, and asks the next one
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         told = {(it.sender_id, it.text) for it in [await mia.hear() for _ in ring]}
     assert told == {
@@ -88,7 +94,7 @@ async def test_agents_that_ask_each_other_in_a_circle_out_of_the_very_threads_th
 
 
 async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went_ahead_of_it(network: Network) -> None:
-    """Two reactions of one thread are open: the second is not to wait for the first, which waits for whoever asked it."""
+    """Two reactions of one thread are open. The second must not wait for the first, which waits for the asking agent."""
     mia, bob = await Person.join(network, "mia"), await network.join("bob")
     await network.join("ann")
     meet, heard, gate = asyncio.Barrier(1), Heard(), asyncio.Event()
@@ -113,13 +119,15 @@ async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went
         async with running(network, make_runner("ann", script)):
             gate.set()
             answer = await anext(inbox)
-            await bob.reply(question, "bob has two")  # only once it has the answer
+            await bob.reply(question, "bob has two")  # only after it has the answer
             assert (answer.text, answer.reply_to) == ("ann has two", asked.seq)
             assert (await mia.hear()).text == '<answer sender="bob">bob has two</answer>'
 
 
 async def test_a_question_that_arrives_while_others_are_read_gets_its_own_answer(network: Network) -> None:
-    """With `inject` the model reads what arrives meanwhile, and that gets no reaction: a question's asker would wait in vain."""
+    """With `inject`, the model reads new messages, and these get no reaction. The asker of a question would wait in
+    vain.
+    """
     mia, asked, answered = await Person.join(network, "mia"), asyncio.Event(), asyncio.Event()
 
     async def bob(request: ModelRequest) -> Any:
@@ -154,7 +162,7 @@ async def test_a_question_that_arrives_while_others_are_read_gets_its_own_answer
 async def test_a_circle_of_handoffs_elsewhere_ends_where_it_closes_and_says_so(
     network: Network, returns: Returns, others: tuple[str, ...]
 ) -> None:
-    """Each hands over to the next one at once; the last one would to the first, which waits for it."""
+    """Each agent hands over to the next one at once. The last one would hand over to the first, which waits for it."""
     mia, ring = await Person.join(network, "mia"), ("ann", *others)
     turns: list[str] = []
 
@@ -173,7 +181,7 @@ async def test_a_circle_of_handoffs_elsewhere_ends_where_it_closes_and_says_so(
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         for text in ("help", "and now?"):
             assert (await mia.ask("ann", text)).text == passed_on
-    # in a thread that stays with another one, no model is asked on the way to it
+    # In a thread that stays with another agent, messages reach it without a model call.
     assert turns.count("ann") == {"to_person": 2, "never": 1, "to_caller": 4}[returns]
 
 
@@ -201,12 +209,12 @@ async def test_agents_that_call_each_other_as_tools_elsewhere_from_both_ends_at_
     assert told == [f"ann: bob: tool: ann {refused}", f"bob: ann: tool: bob {refused}"]
 
 
-# --- agents inside of agents
+# --- nested agents
 
 
 async def test_an_agent_that_calls_itself_as_a_tool_is_stopped_at_the_depth_and_its_turns(network: Network) -> None:
     class Itself(Middleware):
-        """Brings the agent as its own tool, which no argument of it could."""
+        """Middleware that adds the agent as its own tool, which its arguments do not allow."""
 
         def list_tools(self, state: TurnState) -> Sequence[Tool]:
             return made
@@ -228,7 +236,9 @@ async def test_an_agent_that_calls_itself_as_a_tool_is_stopped_at_the_depth_and_
 async def test_agents_that_hand_over_to_each_other_for_ever_end_at_the_turns_of_the_first(
     network: Network, returns: Returns
 ) -> None:
-    """A chain of twenty, since no agent can be among its own handoffs: each hands over to the next one at once."""
+    """A chain of twenty agents, each of which hands over to the next one at once. No agent can be among its own
+    handoffs.
+    """
     mia, heard, asked = await Person.join(network, "mia"), Heard(), list[str]()
 
     def script(request: ModelRequest) -> Any:
@@ -249,11 +259,11 @@ async def test_agents_that_hand_over_to_each_other_for_ever_end_at_the_turns_of_
     assert asked == ["bob", "a1", "a2", "a3", "a4", "a5"]
 
 
-# --- a thread that stays with an agent elsewhere
+# --- threads that stay with a remote agent
 
 
 def hand_over_first(request: ModelRequest) -> Any:
-    """Hands over, and gives what came of it where that failed."""
+    """Script that hands over, and returns the error if the handoff failed."""
     results = read_prompt(request).tool_results
     return f"desk: {results[-1].content}" if results else call("hand_over_to_lawyer", note="")
 
@@ -276,7 +286,7 @@ async def test_a_thread_that_stays_elsewhere_waits_for_one_that_is_away_while_th
     async with asyncio.timeout(PATIENCE_S), running(network, desk):
         async with running(network, make_runner("lawyer", lawyer)):
             assert (await mia.ask("desk", "one")).text == "law 1"
-        for text in ("two", "three"):  # while it is away
+        for text in ("two", "three"):  # while it is offline
             await mia.client.send_text("desk", text)
         for _ in range(2):
             await waits.acquire()
@@ -303,7 +313,7 @@ async def test_a_thread_comes_back_from_one_that_never_answers_and_is_asked_no_m
 async def test_a_wait_ends_once_no_answer_can_come_any_more(
     network: Network, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    is_told = end == "cannot take it"  # by the hub: it need not look
+    is_told = end == "cannot take it"  # the hub reports it, so no look-up is needed
     monkeypatch.setattr(awaited, "FIRST_LOOK_S", 3600.0 if is_told else 0.02)
     limits = Limits(max_hops=1) if end.startswith("is stopped") else Limits()
     async with asyncio.timeout(PATIENCE_S), Network.open(limits=limits) as network, AsyncExitStack() as stack:
@@ -338,7 +348,7 @@ async def test_a_wait_ends_once_no_answer_can_come_any_more(
 async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what_is_said_after(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The work that was broken off counts as cancelled, and another one takes its place."""
+    """The interrupted reaction counts as cancelled, and another one replaces it."""
     monkeypatch.setattr(awaited, "FIRST_LOOK_S", 0.02)
     looks, begins = asyncio.Semaphore(0), asyncio.Semaphore(0)
     find = awaited.find_unanswerable
@@ -363,7 +373,7 @@ async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what
         await mia.client.send_text("desk", "one")
         await begins.acquire()
         await mia.client.call("network.take", {"thread_id": "direct:desk~lawyer"})
-        for _ in range(3):  # the first may have begun before
+        for _ in range(3):  # the first one may have started before
             await looks.acquire()
         is_given = True
         await mia.client.call("network.give", {"thread_id": "direct:desk~lawyer"})
@@ -374,7 +384,7 @@ async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what
 async def test_a_thread_that_stays_elsewhere_is_passed_on_once_whatever_shapes_the_agent(
     network: Network, how: str
 ) -> None:
-    """Middleware and callables are for its model; the message is handed on without asking that."""
+    """Middleware and callables apply to its own model. The message is passed on without that model."""
     mia, asked, models = await Person.join(network, "mia"), list[str](), list[tuple[str, int]]()
 
     @tool(idempotent=True)

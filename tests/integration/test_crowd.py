@@ -1,4 +1,6 @@
-"""Thousands of simple agents in one simulation: over the hub's own sessions, under its limits, the same for the same seed."""
+"""Tests of thousands of simple agents in one simulation: they use the hub's own sessions and limits, and a seed
+always gives the same run.
+"""
 
 from __future__ import annotations
 

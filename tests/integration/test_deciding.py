@@ -1,4 +1,4 @@
-"""A person decides on calls of an agent, as it looks: in `roundelay chat` at a terminal, and by `roundelay approvals`."""
+"""Tests of a person's decisions about calls, in `roundelay chat` on a terminal and with `roundelay approvals`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WAITS = r"\(guide waits for your decision\) guide>"
 
 
 async def see_request(terminal: Terminal) -> int:
-    """Wait for a request and the prompt that tells of it; gives its number."""
+    """Wait for a request and its prompt. Return its number."""
     screen = await terminal.shows(rf"May I call pay(.*\n)*{WAITS}$")
     return int(re.findall(r"#(\d+) guide → mia.*: May I call pay", screen)[-1])
 
@@ -152,7 +152,7 @@ async def test_a_chat_begins_with_what_was_said_and_what_waits(node: Node) -> No
 
 
 async def test_a_chat_shows_each_of_the_last_messages_once(node: Node) -> None:
-    """Also what its person said last, which is delivered to nobody's next session; and what nobody has read is new."""
+    """The chat also shows its person's own last messages, which no later session receives. Unread messages are new."""
     bob = await node.agent("bob")
     await run("chat", "--as", "mia", "--wait", "0", stdin="one\n")
     await bob.send("broadcast", "two")
@@ -171,7 +171,7 @@ async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: 
             await mia.send(f"agent:{agent_id}", what)
             await mia.delivery()
         while len(listed := json.loads((await invoke("approvals", "--json")).out)["approvals"]) < 2:
-            pass  # asked before it is recorded as waiting
+            pass  # the request comes before the record of the wait
         first, second = (it["seq"] for it in listed)
         assert [(it["agent_id"], it["tool"], it["arguments"], it["reason"]) for it in listed] == [
             ("guide", "pay", {"to": "ann", "amount": 5}, "A bill came."),
@@ -204,7 +204,7 @@ async def test_an_operator_decides_on_what_she_does_not_read_and_the_one_who_ask
         await tom.send("agent:guide", "pay tom")
         seq = (await tom.delivery())["message"]["seq"]
         while f"#{seq}" not in (listed := (await invoke("inbox", "--as", "host")).out):
-            pass  # asked before it is recorded as waiting
+            pass  # the request comes before the record of the wait
         assert "May I call pay" in listed
         done = await invoke("approvals", "approve", str(seq), "--for", "always", "--as", "host", code=1)
         assert "host cannot read the thread" in done.err

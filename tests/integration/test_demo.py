@@ -1,4 +1,4 @@
-"""The demo, run for real: its agents are processes, its node listens, its answers are computed from the question."""
+"""Tests of the real demo: its agents are processes, its node listens, and its answers are computed from the question."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ DEMO = [sys.executable, "-m", "roundelay", "demo"]
 
 
 def run(plan: DemoPlan) -> tuple[list[BaseMessage], str]:
-    """Give what was said in a run, and its screen."""
+    """Run the demo, and return its messages and its screen."""
     shown = io.StringIO()
     return asyncio.run(play(plan, DemoScreen(shown))), shown.getvalue()
 
 
 def places(messages: Iterable[BaseMessage]) -> Counter[tuple[str, str, str]]:
-    """Who said what where. A reply thread is named for a seq, which differs from run to run."""
+    """Count messages by sender, thread and text. The name of a reply thread contains a seq, which differs between
+    runs.
+    """
     return Counter((it.sender_id, re.sub(r"\d+", "N", it.thread_id), it.text) for it in messages)
 
 
@@ -55,7 +57,7 @@ def answers(messages: Iterable[BaseMessage]) -> list[str]:
 
 
 def unbroken(screen: str) -> str:
-    """What the screen says, without its line breaks."""
+    """Return the screen's text without its line breaks."""
     return " ".join(screen.replace("\n! ", " ").split())
 
 
@@ -111,7 +113,7 @@ def test_a_narrow_terminal_breaks_no_word_and_no_command() -> None:
 
 
 def test_wide_characters_break_no_line_of_the_terminals() -> None:
-    """What the terminal breaks itself stands without the bar, where it could pass for another message."""
+    """Lines that the terminal itself wraps lack the bar, and could look like another message."""
     shown = io.StringIO()
     said = "表" * 45 + " #99 desk → zoe"
     NarrowDemo(shown).message(
@@ -160,9 +162,7 @@ def test_a_question_that_nobody_can_answer_is_answered_so() -> None:
 def test_an_agent_killed_at_its_work_changes_no_message(
     agent_id: str, undisturbed: tuple[list[BaseMessage], str]
 ) -> None:
-    messages, screen = run(
-        DemoPlan(kill=agent_id, thinking_s=0.4)
-    )  # time enough to be hit in the middle on a busy machine
+    messages, screen = run(DemoPlan(kill=agent_id, thinking_s=0.4))  # long enough for an interruption on a busy machine
     assert places(messages) == places(undisturbed[0])
     first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
     assert first != second
@@ -180,7 +180,7 @@ async def test_the_same_team_runs_on_a_real_models_api() -> None:
 
 
 def play_a_model(body: dict[str, Any]) -> Reply:
-    """Say what the scripts say, but from a provider's request and in a provider's words."""
+    """Return the reply of the demo's scripts to a provider's request, in the provider's format."""
     messages: list[Any] = []
     for it in body["messages"]:
         match it["role"]:
@@ -231,14 +231,14 @@ def test_the_address_of_no_model_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 @asynccontextmanager
 async def demo_process(folder: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The command, with its temporary files in a folder of the test's own."""
+    """Run the command with its temporary files in a folder of the test."""
     process = await asyncio.create_subprocess_exec(
         *DEMO,
         *options,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(folder)},
-        # A shell that runs the tests in the background has them ignore it, and a process inherits that.
+        # A background shell lets its processes ignore the signal, and child processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:

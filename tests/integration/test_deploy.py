@@ -1,4 +1,6 @@
-"""What deploys a node, in deploy/: the image's and the unit's commands run here, as far as that goes without either."""
+"""Tests of the deployment files in deploy/: the commands of the image and the unit run here, as far as that is
+possible without Docker and systemd.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ BUILD, IMAGE = read_dockerfile()
 BUILD_STEPS = [rest for name, rest in BUILD if name == "RUN"]
 [EXTRAS] = re.findall(r"roundelay\[(.*?)\]", " ".join(BUILD_STEPS))
 MAX_PACKAGES_MB = 200 - 53
-"""What the image's packages may take: the image is at most 200 MB, and its base has 53."""
+"""Maximum size of the image's packages, in MB. The image has at most 200 MB, and its base 53 MB."""
 
 
 def of(name: str) -> str:
@@ -64,7 +66,7 @@ def of(name: str) -> str:
 
 @pytest.fixture
 def other_users_path() -> Iterator[Path]:
-    """Make an empty folder that other users may enter; pytest's own are private."""
+    """Create an empty folder that other users may enter, because pytest's folders are private."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         path.chmod(0o755)
@@ -121,7 +123,9 @@ def test_the_image_has_what_it_needs_and_no_root() -> None:
 @pytest.mark.timeout(600)  # installs 68 packages
 @pytest.mark.skipif(not MAY_BE_ANOTHER, reason="needs root and the system's own Python of the same version")
 def test_build_steps_give_packages_that_run_without_root_on_debians_python(other_users_path: Path) -> None:
-    """The build stage's commands with their folders moved; the last stage's Python is the one of this Debian."""
+    """The test runs the commands of the build stage with other folders. The Python of the last stage is the one of
+    this Debian.
+    """
     moved = {name: other_users_path / name for name in ("source", "wheels", "packages", "data", "team")}
     for name in ("source", "data", "team"):
         moved[name].mkdir()
@@ -194,7 +198,7 @@ def test_the_image_has_the_packages_of_its_extras_by_their_hashes_and_none_of_th
     ]
     seen: set[str] = set()
     waiting = [Requirement(it) for it in wanted]
-    while waiting:  # with all that they need in turn
+    while waiting:  # with all their dependencies
         needed = waiting.pop()
         name = canonicalize_name(needed.name)
         if name in seen or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):
@@ -264,8 +268,8 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.skipif(not MAY_BE_ANOTHER, reason="needs root, and a Python of this version that every user may run")
 async def test_every_command_finds_the_services_node_for_who_may_be_root() -> None:
-    """The wrapper stands in /usr/local/bin; `nobody` is the service's user here."""
-    with tempfile.TemporaryDirectory() as folder:  # one of pytest's is root's alone
+    """The wrapper is in /usr/local/bin. `nobody` is the service's user here."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's folders are accessible only to root
         await play_service(Path(folder))
 
 
@@ -330,7 +334,7 @@ CLUSTER = DEPLOY / "cluster"
 
 
 def read_cluster() -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    """The compose file, and the manifests by kind and name."""
+    """Return the compose file, and the manifests by kind and name."""
     compose = yaml.safe_load((CLUSTER / "compose.yaml").read_text(encoding="utf-8"))
     manifests = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8"))
     return compose, {(it["kind"], it["metadata"]["name"]): it for it in manifests}

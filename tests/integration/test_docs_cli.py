@@ -1,4 +1,4 @@
-"""`roundelay docs`: who has installed Roundelay reads its documents without a clone."""
+"""Tests of `roundelay docs`, which shows the documents to users without a clone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roundelay doctor` leaves nothing behind."""
+"""Tests that `roundelay doctor` leaves no files behind."""
 
 from __future__ import annotations
 

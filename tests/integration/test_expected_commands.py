@@ -1,4 +1,4 @@
-"""Commands that people expect, and an export that is whole."""
+"""Tests of commands that people expect, and of complete exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Looking into a run by who is careless or hostile: files cut, edited and overwritten, parts that hold nothing, chains without an end."""
+"""Tests of explanations with careless or hostile input: files that are truncated, edited or overwritten, empty parts,
+and endless chains.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def look(*arguments: object, **environment: str) -> Result:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """A conversation of 3000 answers, each to the one before."""
+    """A conversation of 3,000 answers, each to the previous one."""
     return write(tmp_path / "log.jsonl", *(message(seq, seq - 1 or None) for seq in range(1, 3001)))
 
 
@@ -70,7 +72,7 @@ async def _send_numbers(db: Path) -> None:
 
 
 def test_a_number_that_no_computer_holds_hides_no_log(tmp_path: Path) -> None:
-    """The hub carries content as it came, so it is in the ledger for good."""
+    """The hub passes content through unchanged, so the number stays in the ledger."""
     db = tmp_path / "team.db"
     team = tmp_path / "zed.yaml"
     team.write_text("id: zed\ninstruction: x\nmodel: {rules: []}\n", encoding="utf-8")
@@ -101,7 +103,7 @@ def test_a_log_is_not_held_by_who_looks_into_it(tmp_path: Path, command: tuple[o
     long = "many words " * 200
     log = write(tmp_path / "log.jsonl", *(message(seq, None, long) for seq in range(1, 4001)))
     wanted = (*command, "--db", log, *(("-o", tmp_path / "copy.jsonl") if command[0] == "export" else ()))
-    look(*wanted)  # what a first run imports is not counted
+    look(*wanted)  # the imports of a first run are not counted
     tracemalloc.start()
     try:
         assert look(*wanted).exit_code == 0
@@ -137,7 +139,7 @@ def test_a_range_that_ends_before_it_begins_is_wrong_usage(tmp_path: Path) -> No
     ("rows", "said"),
     [
         ([message(1, None), message(2, 2)], "seq 2 does not hold the message"),  # its own cause
-        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),  # each the other's
+        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),  # each message is the cause of the other
         ([message(1, None), message(1, None)], "seq 1 comes after 1"),
         ([message(2, None), message(1, None)], "seq 1 comes after 2"),
         ([{**message(1, None), "data": 5}], "seq 1 does not hold the message"),
@@ -207,7 +209,7 @@ def test_the_script_finds_tools_where_one_stands_as_a_node_does(tmp_path: Path) 
         "id: ann\ninstruction: Sell.\ntools: ['shop_of_this_test:sell']\nmodel: {rules: [{do: [{say: Sold.}]}]}\n",
         encoding="utf-8",
     )
-    # -P: without the folder in the import path, as the installed script starts
+    # -P: without the folder in the import path, like the installed script
     command = [
         sys.executable,
         "-P",

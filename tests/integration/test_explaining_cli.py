@@ -1,5 +1,5 @@
-"""`roundelay why`, `impact`, `export`: against a node and against its file, for operators and for others, whatever
-was said.
+"""Tests of `roundelay why`, `impact` and `export` with a node and with its file, for operators and others, whatever
+the messages contain.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def approve(request: ModelRequest) -> Answer:
 
 @dataclass
 class Run:
-    """A run that is over, and its messages by their texts."""
+    """A finished run, and the seqs of its messages by text."""
 
     node: Node
     db: Path
@@ -79,7 +79,7 @@ async def told(tmp_path: Path) -> AsyncIterator[Run]:
             messages = page["messages"]
             while (await auditor.call("network.status"))[
                 "open_reactions"
-            ]:  # the last words come before the last records
+            ]:  # the last message comes before the last records
                 page = await auditor.call("network.log", {"after": page["next"], "wait_ms": 1000})
         for runner in (desk, finance):
             await runner.stop()
@@ -89,7 +89,7 @@ async def told(tmp_path: Path) -> AsyncIterator[Run]:
 
 
 async def shown_by(*arguments: str | Path) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     return (await invoke(*arguments)).out
 
 
@@ -201,7 +201,7 @@ async def test_a_file_or_an_export_is_looked_into_as_a_node_is(
 async def test_threads_of_a_file_name_who_has_written_there(told: Run) -> None:
     live = json.loads((await invoke("threads", "--json")).out)["threads"]
     found = json.loads(await shown_by("threads", "--json", "--db", told.db))["threads"]
-    for it in live:  # a file does not know who reads, and for whom something is unread
+    for it in live:  # a file does not know the readers and their unread counts
         assert it.pop("readers")
         assert it.pop("last")["seq"] == it["last_seq"]
         assert it.pop("unread") >= 0
@@ -380,7 +380,9 @@ async def test_the_ledger_of_a_scenario_is_looked_into_and_replayed_like_any_oth
 
 
 async def test_a_file_names_the_same_reactions_as_its_node(tmp_path: Path) -> None:
-    """Two reactions to one message, one of them begun twice, and what was said before, in, between and after them."""
+    """The run has two reactions to one message, one of them started twice, and messages before, during, between and
+    after them.
+    """
     db = tmp_path / "team.db"
     async with running_node(db=db, durability="full") as node:
         mia, helper = await node.person("mia"), await node.agent("helper")

@@ -1,4 +1,6 @@
-"""What `why` and `impact` tell of the work behind an answer: calls and results, agents asked, approvals, checks, handoffs."""
+"""Tests of the work behind an answer in `why` and `impact`: calls and results, asked agents, approvals, checks,
+handoffs.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ async def test_a_file_tells_the_same_as_its_node(run: Run, command: str) -> None
 
 
 async def test_who_may_not_read_the_records_is_told_nothing_of_the_work(run: Run) -> None:
-    """An agent that was asked sees what it did itself, and of who asked it the question alone."""
+    """An asked agent sees its own work, and only the question of the asking agent."""
     own = LiveSource(await run.network.join("finance"))
     [answer, question] = await explain(own, run.seq("Yes, 40 EUR"))
     assert (answer.status, question.reaction, question.work) == ("finished", None, ())

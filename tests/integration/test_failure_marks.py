@@ -1,4 +1,6 @@
-"""A message that says that there is no answer is marked as one: for clients, for filters, and on screens; and so are checks that passed."""
+"""Tests of the mark on messages that report a missing answer, for clients, filters and screens, and of the display of
+passed checks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roundelay files`: store, list and fetch, for people and as JSON."""
+"""Tests of `roundelay files`: store, list and fetch files, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The process that forks a node's agents, and the node's side of child processes, survive what the system refuses."""
+"""Tests that the forker, which forks a node's agents, and the node's supervision of child processes survive failing
+system calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody else has made, where a command is to look at them: databases without end, rows without measure, devices."""
+"""Tests of commands that read foreign files: endless databases, huge rows, and devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 
 @pytest.fixture
 async def db(tmp_path: Path) -> Path:
-    """A ledger with a message, which nobody has open."""
+    """A ledger with one message that no process has open."""
     path = tmp_path / "team.db"
     async with Network.open(path) as network:
         await (await network.join("mia", kind="human")).broadcast("hello")

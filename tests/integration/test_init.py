@@ -1,4 +1,6 @@
-"""`roundelay init`: what it writes works at once, with rules and with a model, and it asks three questions at a terminal."""
+"""Tests of `roundelay init`: its files work at once, with rules and with a model, and it asks three questions on a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,9 @@ def test_every_template_is_offered() -> None:
 
 @pytest.mark.parametrize("provider", [None, *PROVIDERS])
 def test_the_scenarios_of_all_templates_hold(tmp_path: Path, provider: str | None) -> None:
-    """With a provider too: no key, and no model is asked."""
+    """With a provider, the test needs no key, and calls no model."""
     if provider not in (None, "ollama"):
-        # The files differ in the model alone; those are read, not run.
+        # The files differ only in the model. They are read, not run.
         for template in TEAMS:
             for name, text in make_files(template, "ann", PROVIDERS[provider]).items():
                 assert "MODEL\n" not in text
@@ -164,7 +166,7 @@ def test_next_steps_begin_with_dev_in_a_clone_that_dev_runs(tmp_path: Path, monk
 
 @pytest.mark.parametrize("template", [name for name, it in TEMPLATES.items() if it.agent])
 def test_the_agent_that_people_write_to_is_the_first_of_its_node(tmp_path: Path, template: str) -> None:
-    """`roundelay up` suggests to talk to the first agent."""
+    """`roundelay up` suggests the first agent for a conversation."""
     assert init(tmp_path, "--template", template).exit_code == 0
     declared = yaml.safe_load((tmp_path / "roundelay.yaml").read_text())["agents"]
     assert declared[0] == f"agents/{TEMPLATES[template].agent}.yaml"

@@ -1,4 +1,6 @@
-"""Whatever a command prints, as text or as JSON, drives no terminal and misleads no reader, and the JSON is the same when parsed."""
+"""Tests that the output of a command, as text or JSON, cannot control a terminal or mislead readers, and that the
+JSON has the same parsed value.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ EVIL = (
     + "\U000e0041 \U0001f469\u200d\U0001f52c end"
 )
 SHORT = f"\x9b{FORMATS}"
-"""For files: YAML knows no surrogates."""
+"""Payload for files, because YAML allows no surrogates."""
 AGENT = {"id": "desk", "instruction": "x", "model": {"rules": [{"do": [{"say": SHORT}]}]}}
 SCENARIO = {
     "scenario": "evil", "agents": {"desk": {"file": "desk.yaml"}}, "people": ["mia"],
@@ -89,19 +91,19 @@ COMMANDS: dict[str, str] = {
     "token revoke": "zoe",
     "web": "--as kim",
 }
-"""Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
+"""Every command with --json, in an order in which each finds its data. The first test fails for a missing command."""
 SILENT = frozenset({
     "agent list",
     "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cluster migrate", "cluster rebuild", "cluster status", "cluster verify", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke", "web", "webhook add", "webhook list",
 })  # fmt: skip
-"""Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""
+"""Commands that print no participant's text, or print it on one line like `threads`."""
 
 WITH_AGENTS = frozenset({"agent reload", "agent restart", "agent start", "agent stop"})
-"""Those that need a node which runs agents: test_node_agents.py."""
+"""Commands that need a node with agents. See test_node_agents.py."""
 
 OF_MODS = ("files ", "notes ", "polls ", "tasks ", "timers ", "open")
-"""Beginnings of those that need a mod, or an open conversation: they have tests of their own."""
+"""Prefixes of commands that need a mod or an open conversation. Separate tests cover these commands."""
 
 IN_WORDS = {
     **dict.fromkeys(("approvals", "approvals --json"), ""),
@@ -140,7 +142,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def parse(out: str) -> list[Any]:
-    """One document, or one on each line."""
+    """Parse one JSON document, or one document per line."""
     try:
         return [json.loads(out)]
     except ValueError:
@@ -164,7 +166,7 @@ async def fail_five_times(node: Node, *seqs: int) -> None:
 
 
 async def ask_to_decide(evil: WireSession, number: int) -> int:
-    """A call that waits for mia's decision; gives the seq of the message that asks."""
+    """Request a decision from mia about a call. Return the seq of the request."""
     told = {"reaction": "r1", "tool": EVIL, "arguments": EVIL, "reason": EVIL, "timeout_s": 600}
     seq: int = (await evil.send("agent:mia", EVIL, metadata={"approval": told}))["seq"]
     wait = {"turn": 1, "call": number, "questions": {"a person": seq}, "until": 2**53, "is_approval": True}
@@ -192,7 +194,7 @@ def test_what_is_escaped_in_a_line_of_text_is_escaped_in_json_and_nothing_is_los
 def files(tmp_path: Path) -> None:
     node = {"name": SHORT, "port": 0, "db": "other.db", "rights": {"team": {"ids": ["ann"], "send": ["*"]}}}
     for name, value in {"desk.yaml": AGENT, "evil.scenario.yaml": SCENARIO, "roundelay.yaml": node}.items():
-        (tmp_path / name).write_text(json.dumps(value), encoding="utf-8")  # JSON is YAML
+        (tmp_path / name).write_text(json.dumps(value), encoding="utf-8")  # YAML parsers accept JSON
 
 
 @pytest.mark.usefixtures("files")
@@ -243,7 +245,7 @@ async def test_no_command_prints_what_drives_a_terminal(tmp_path: Path, monkeypa
 
 
 async def at_terminal(*arguments: str) -> str:
-    """What a command prints on a real terminal."""
+    """Run a command on a real terminal, and return its output."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "roundelay", *arguments, stdin=theirs, stdout=theirs, stderr=asyncio.subprocess.DEVNULL
@@ -259,7 +261,7 @@ def read_all(descriptor: int) -> bytes:
     while True:
         try:
             more = os.read(descriptor, 65536)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             more = b""
         if not more:
             os.close(descriptor)

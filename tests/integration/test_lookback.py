@@ -1,4 +1,4 @@
-"""What an agent finds when it looks back inside of a reaction: what its prompt may hold, however it asks."""
+"""Tests of look-ups inside a reaction: an agent finds only what its prompt may contain, however it asks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANARY = "CANARY-91"
 
 
 def looks_back(*calls: Any) -> Any:
-    """A model that makes these calls when it is asked by mia, and gives their results as its answer."""
+    """Return a script that makes these calls when mia asks, and answers with their results."""
 
     def script(request: ModelRequest) -> Answer:
         results = [it.content for it in request.messages if isinstance(it, ToolMessage)]
@@ -34,7 +34,7 @@ def looks_back(*calls: Any) -> Any:
 async def look(
     calls: Sequence[Any], tools: Sequence[Tool], visibility: Literal["people", "strict", "all", "current"] = "people"
 ) -> str:
-    """Let bob tell a helper the canary, and mia ask the same helper; gives what mia hears."""
+    """Let bob tell a helper the canary, and let mia ask the same helper. Return mia's answer."""
     async with Network.open() as network:
         bob, mia = await Person.join(network, "bob"), await Person.join(network, "mia")
         helper = make_runner("helper", looks_back(*calls), tools=tools, visibility=visibility)

@@ -1,6 +1,8 @@
-"""Every loop that we know of ends within its budget, and who began it and the operators are told; what is no loop is never stopped.
+"""Tests of all known loops: each ends within its budget, and its initiator and the operators are notified.
+Conversations that are not loops are never stopped.
 
-Loops run under small limits, so that they end soon, and in virtual time; what is no loop runs under the limits that a node has.
+Loops run with small limits, so that they end soon, and in simulated time. The other conversations run with a node's
+default limits.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def limits(budget: int) -> Limits:
 
 
 class Zoo:
-    """Clients that answer everything, over and over: who answers whom is ``aims``; in mode ``fresh`` each fifth message names no cause."""
+    """Clients that answer every message. ``aims`` maps each to its recipients. In the mode ``fresh``, every fifth
+    message names no cause.
+    """
 
     def __init__(self, simulation: Simulation, mode: Mode) -> None:
         self.simulation = simulation
@@ -66,9 +70,9 @@ RINGS = {"pair": 2, "triangle": 3, "ring": 17}
 async def run_loop(simulation: Simulation, kind: str, mode: Mode, budget: int) -> None:
     zoo = Zoo(simulation, mode)
     operator = await simulation.join_person("mia")
-    turns = 6 if mode == "fresh" else 1  # of so many messages one names no cause
+    turns = 6 if mode == "fresh" else 1  # number of messages of which one names no cause
     most = budget * 2
-    if kind == "bridge":  # a program that joins as a person, and sends back whatever it is given
+    if kind == "bridge":  # a program that joins as a person and returns every message
         await zoo.join("a0", "agent:bridge")
         await zoo.join("bridge", "agent:a0", kind="human")
         most = 8 * budget * turns
@@ -77,7 +81,7 @@ async def run_loop(simulation: Simulation, kind: str, mode: Mode, budget: int) -
             await zoo.join(f"a{number}", "broadcast")
         most = (
             40 * budget * turns
-        )  # of those without a cause each of ten has its own, and what comes at once counts once
+        )  # each of the ten has its own limit of messages without a cause, and simultaneous ones count once
     else:
         for number in range(RINGS[kind]):
             await zoo.join(f"a{number}", f"agent:a{(number + 1) % RINGS[kind]}")
@@ -153,7 +157,7 @@ def test_a_loop_of_agents_ends_by_whatever_they_use(script: Script) -> None:
         await simulation.idle(at_most_s=3600)
         assert len([it for it in simulation.messages if it.root == sent.seq]) <= 13
         stopped = [it["root"] for it in (await mia.client.call("network.stopped"))["conversations"]]
-        if stopped:  # of those that wait for each other nobody gets that far: the circle is found
+        if stopped:  # agents that wait for each other never reach the limit, because the circle is detected
             assert stopped == [sent.seq]
             assert [it.to for it in told(simulation)] == ["agent:mia"]
         else:
@@ -162,7 +166,7 @@ def test_a_loop_of_agents_ends_by_whatever_they_use(script: Script) -> None:
     simulate(main, limits=Limits(max_hops=6, max_root_messages=12), operators=("mia",))
 
 
-# -- what is no loop, under the limits that a node has
+# -- conversations that are not loops, with a node's default limits
 
 
 def say(request: ModelRequest) -> Any:
@@ -170,14 +174,14 @@ def say(request: ModelRequest) -> Any:
 
 
 def team(shape: str) -> dict[str, list[str]]:
-    """Whom each agent asks; ``a0`` is asked by mia."""
+    """Return the agents that each agent asks. Mia asks ``a0``."""
     if shape == "chain":
         return {f"a{n}": [f"a{n + 1}"] if n < 39 else [] for n in range(40)}
     if shape == "tree":
         return {f"a{n}": [f"a{child}" for child in (2 * n + 1, 2 * n + 2) if child < 22] for n in range(22)}
     if shape == "star":
         return {f"a{n}": [f"a{m}" for m in range(1, 22)] if n == 0 else [] for n in range(22)}
-    size = 100  # a plan is made by the second one
+    size = 100  # the rate limit counts by second, so a plan takes several
     return {"a0": ["a1"], "a1": [f"a{n}" for n in range(2, size + 2)], **{f"a{n}": [] for n in range(2, size + 2)}}
 
 

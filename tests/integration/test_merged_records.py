@@ -1,4 +1,6 @@
-"""How many commits an answer costs, and what is stored before anybody can see an effect of it. docs/reactions.md, "The journal"."""
+"""Tests of the number of commits per answer, and of the records that must be stored before an effect is visible.
+docs/reactions.md, "The journal".
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ KINDS = ["started", "model_reply", "tool_started", "tool_result", "model_reply",
 
 @pytest.fixture(autouse=True)
 def only_what_must_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No record goes out because time passes."""
+    """Store no record because of a timeout."""
     monkeypatch.setattr(record_queue, "MAX_DELAY_S", 60.0)
 
 
@@ -95,7 +97,7 @@ async def test_default_delay_adds_few_commits(monkeypatch: pytest.MonkeyPatch, t
 
 
 async def test_a_message_of_an_earlier_session_is_started_before_its_model_is_asked() -> None:
-    """Somebody may have reacted to it already, so the ledger is asked first."""
+    """A previous session may have reacted to it already, so the ledger is checked first."""
     async with Network.open() as network:
         mia = await Person.join(network, "mia")
         await network.join("bob")
@@ -112,7 +114,7 @@ async def test_a_message_of_an_earlier_session_is_started_before_its_model_is_as
 
 
 class Writes(Middleware):
-    """Tells zoe, before the model is asked or when it has replied."""
+    """Middleware that writes to zoe before the model is called, or after its reply."""
 
     def __init__(self, when: str) -> None:
         self.when = when

@@ -1,4 +1,6 @@
-"""Every command of an included mod prints one JSON object with `--json`, also in a pipe and without terminal codes."""
+"""Tests that every command of an included mod prints one JSON object with `--json`, without terminal codes even in a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ COMMANDS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("timers cancel", ("1",), {"is_cancelled": True}),
     ("open", ("{message}",), {"is_quiet": True}),
 ]
-"""Command, its arguments, and fields of its JSON. A number stands for the length of a list. ``{file}`` and others are
-fields of earlier answers."""
+"""Commands, their arguments, and fields of their JSON. A number means the length of a list. ``{file}`` and similar
+names are fields of earlier answers.
+"""
 
 
 def test_table_has_every_json_command_of_the_mods() -> None:

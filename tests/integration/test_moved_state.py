@@ -1,4 +1,6 @@
-"""Shared state moves as a whole: tasks, notes, files, timers, polls and edits in a backup, in a shared log, and at another node."""
+"""Tests of moving all shared state: tasks, notes, files, timers, polls and edits are in a backup, in a shared log,
+and on another node.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ async def fill(node: Node) -> dict[str, int]:
 
 
 async def observe(node: Node, made: dict[str, int]) -> list[Any]:
-    """Return what people and agents see of the state."""
+    """Return the state that people and agents see."""
     found = []
     for session in (await node.person("mia"), await node.agent("bob")):
         found += [
@@ -85,12 +87,12 @@ async def observe(node: Node, made: dict[str, int]) -> list[Any]:
             )
         ]
         timers = (await session.call("timers.list", {}))["timers"]
-        found.append([it for it in timers if it["text"] != "soon"])  # which may have come meanwhile
+        found.append([it for it in timers if it["text"] != "soon"])  # the timer may have fired in between
     return found
 
 
 async def go_on(node: Node, made: dict[str, int]) -> None:
-    """Work on with the state, and check that each part still follows its rules."""
+    """Continue to work with the state, and check that each part still follows its rules."""
     mia, bob = await node.person("mia"), await node.agent("bob")
     await bob.call("tasks.complete", {"task": made["task"], "result": "See the note."})
     assert [it["title"] for it in (await bob.call("tasks.list", {"state": "open"}))["tasks"]] == ["Print"]
@@ -145,7 +147,7 @@ async def test_state_of_every_mod_moves_into_a_log_and_back(server: NatsServer, 
         assert await observe(node, made) == before
         await go_on(node, made)
         after = await observe(node, made)
-    # Another node takes over with an index that it makes from the log.
+    # Another node takes over with an index that it builds from the log.
     async with running_node(db=tmp_path / "two.db", log=log, durability="normal", mods=MODS) as node:
         node.tokens = tokens
         assert await observe(node, made) == after

@@ -1,4 +1,4 @@
-"""Agents that run in a program's own process, until a block ends."""
+"""Tests of agents that run in a program's own process until a context ends."""
 
 from __future__ import annotations
 

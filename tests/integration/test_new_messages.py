@@ -1,4 +1,4 @@
-"""Messages that arrive in a thread while a reaction runs: queued behind it, or read in it."""
+"""Tests of messages that arrive in a thread during a reaction: they are queued, or the reaction reads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 class Desk:
-    """An agent whose tool waits until the test lets it go; keeps what its model read last."""
+    """An agent whose tool waits for the test's permission. It records the last input of its model."""
 
     def __init__(self, policy: AgentPolicy) -> None:
         self.begun, self.release = asyncio.Event(), asyncio.Event()
@@ -73,7 +73,7 @@ async def test_an_injected_message_is_read_before_the_next_turn_and_gets_no_reac
 
 
 async def test_what_not_everybody_may_read_who_waits_for_the_reaction_gets_its_own(network: Network) -> None:
-    """Both are in one thread, and the answer to the one is no place for the other."""
+    """Both messages are in one thread, but the answer to one of them must not reveal the other."""
     mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
     desk = Desk(INJECT)
     async with running(network, desk.runner):

@@ -1,4 +1,4 @@
-"""Users without a home folder, as containers have, and notes of nodes that are gone."""
+"""Tests of users without a home folder, as in containers, and of node files of dead nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roundelay.network.home import announce_node, find_process_start, home, runn
 from tests.support.command import command, run
 
 NOBODY = 54321
-"""A user id that has no name here."""
+"""User ID that has no name on this machine."""
 as_another_user = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 
 
 @pytest.fixture
 async def place() -> AsyncIterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:  # one of pytest's is root's alone
+    with tempfile.TemporaryDirectory() as folder:  # pytest's folders are accessible only to root
         await run("init", cwd=Path(folder))
         os.chown(folder, NOBODY, NOBODY)
         yield Path(folder)
@@ -87,7 +87,7 @@ def test_a_note_of_a_dead_node_whose_pid_is_somebody_elses_is_passed_over(tmp_pa
     note = json.loads(live.read_text())
     assert note["started"] == find_process_start(os.getpid())
     for port, told in (
-        (4712, {"started": f"{note['started']}0"}),  # the pid is of a process that began at another time
+        (4712, {"started": f"{note['started']}0"}),  # a process with this ID started at another time
         (4713, {"started": "another-boot/1"}),
         (4714, {"pid": 2**22 - 1}),
     ):
@@ -114,7 +114,7 @@ async def test_commands_find_the_live_node_beside_the_note_of_a_killed_one(tmp_p
     told = json.loads(note.read_text())
     async with command("up", "--port", "0", "--db", "b.db", "--no-agents", cwd=tmp_path, **own) as second:
         ready = await second.line(r"^Roundelay is ready at (ws://\S+) ")
-        note.write_text(json.dumps({**told, "pid": os.getpid()}))  # newer than the live one's
+        note.write_text(json.dumps({**told, "pid": os.getpid()}))  # newer than the file of the live node
         done = await run("agents", cwd=tmp_path, **own)
         assert "Several nodes" not in done.err
         status = await run("status", "--json", cwd=tmp_path, **own)

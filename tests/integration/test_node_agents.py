@@ -1,4 +1,4 @@
-"""The agents that a node runs: listed, stopped, started anew, and their changed files, by operators."""
+"""Tests of the agents of a node, which operators list, stop, restart and reload after a file change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roundelay notes` against a running node, as docs/cli/state.md shows it."""
+"""Test of `roundelay notes` with a running node, as shown in docs/cli/state.md."""
 
 from __future__ import annotations
 

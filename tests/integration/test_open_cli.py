@@ -1,4 +1,4 @@
-"""`roundelay open`: what a conversation waits for, for people and as JSON."""
+"""Tests of `roundelay open`, which shows the open items of a conversation, for people and as JSON."""
 
 from __future__ import annotations
 

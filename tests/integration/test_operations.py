@@ -1,4 +1,4 @@
-"""What an operator does with a node that runs for long: backups, dead letters, figures, checks."""
+"""Tests of operating a long-running node: backups, dead letters, figures, checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run_json(*arguments: str | Path, **environment: str) -> Any:
 
 
 class Writer:
-    """Broadcasts without end; `acknowledged` are those that the hub has stored."""
+    """Client that broadcasts continuously. `acknowledged` lists the messages that the hub has stored."""
 
     def __init__(self, session: WireSession) -> None:
         self.acknowledged: list[str] = []
@@ -81,9 +81,7 @@ async def test_doctor_tells_each_page_that_is_wrong_in_words_of_its_own(tmp_path
     async with node_process(db):
         pass
     data = bytearray(db.read_bytes())
-    pages = (
-        int.from_bytes(data[28:32], "big") + 2
-    )  # in the header: two more than the tables and lists of the file lead to
+    pages = int.from_bytes(data[28:32], "big") + 2  # two more in the header than in the file's tables and lists
     data[28:32] = pages.to_bytes(4, "big")
     db.write_bytes(bytes(data) + bytes(2 * PAGE_BYTES))
     config = tmp_path / "roundelay.yaml"
@@ -98,7 +96,7 @@ async def test_a_backup_of_a_node_that_is_written_to_holds_what_was_acknowledged
     copy.parent.mkdir()
     async with node_process(tmp_path / "team.db", limits={"root_messages_per_s": 100_000}) as node:
         ann = await node.agent("ann")
-        for _ in range(100):  # more than one step of a stepwise copy: writes in between would make it begin again
+        for _ in range(100):  # more than one step of a stepwise copy, which writes in between would restart
             await ann.send("broadcast", LARGE)
         writer = Writer(ann)
         await writer.is_under_way.wait()
@@ -169,7 +167,7 @@ async def test_of_several_nodes_one_has_to_be_named(tmp_path: Path) -> None:
 
 
 async def make_database(folder: Path) -> Path:
-    """A database with a page's worth of everything, of a node that has stopped."""
+    """Create a database of a stopped node with at least one page of every kind."""
     node = await ProcessNode.start(folder / "team.db", limits={"root_messages_per_s": 100_000})
     ann = await node.agent("ann")
     for number in range(200):

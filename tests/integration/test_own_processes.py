@@ -1,4 +1,6 @@
-"""Processes that we start: what they print is heard, what keeps one from starting is said, and none outlives the one that started it."""
+"""Tests of processes that the project starts: their output is read, a failed start is reported, and none outlives its
+parent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The shared log in PostgreSQL: what a server, a database or a table has to be, and what is asked of a connection. docs/cluster.md."""
+"""Tests of the shared log in PostgreSQL: the requirements on servers, databases and tables, and the settings of a
+connection. docs/cluster.md.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ async def test_a_server_is_reached_through_a_socket_and_with_a_password_from_els
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
-    async with postgres_server(unix_socket_directories=".") as server:  # its data folder, for root and its own user
+    # Its data folder is accessible to root and to the server's own user.
+    async with postgres_server(unix_socket_directories=".") as server:
         folder = quote(str(server.folder / "data"), safe="")
         for number, place in enumerate((f"127.0.0.1:{server.port}", f"{folder}:{server.port}")):
             log = make_shared_log(f"postgres://{USER}@{place}/{DATABASE}?network=lab")
@@ -100,7 +103,7 @@ async def test_a_server_is_reached_through_a_socket_and_with_a_password_from_els
             await log.close()
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.full
@@ -131,7 +134,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
     assert "GRANT SELECT, INSERT, UPDATE, DELETE ON roundelay_lab" in await refused(guest)
     await server.execute("GRANT SELECT ON roundelay_lab TO guest")
     reader = make_shared_log(guest)
-    await reader.open(create=False)  # who looks needs no more
+    await reader.open(create=False)  # a reader needs no more rights
     assert await reader.end() == 0
     with pytest.raises(LedgerError, match="permission denied"):
         await reader.append(b"x", 0)
@@ -143,7 +146,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
     "sql",
     [
         "CREATE TABLE roundelay_lab (id bigint PRIMARY KEY)",
-        "CREATE TABLE roundelay_lab (position bigint, data bytea, total bigint)",  # nothing guards it
+        "CREATE TABLE roundelay_lab (position bigint, data bytea, total bigint)",  # the table has no guard
         "CREATE UNLOGGED TABLE roundelay_lab (position bigint PRIMARY KEY, data bytea, total bigint)",
         "CREATE VIEW roundelay_lab AS SELECT 0::bigint AS position, ''::bytea AS data, 0::bigint AS total",
     ],
@@ -203,7 +206,7 @@ async def test_a_standby_is_refused_and_found_behind_it_is_the_primary(server: P
         await log.append(b"1", 0)
         told = await log.describe()
         assert [(it["name"], it["is_current"]) for it in told["servers"]] == [("standby", True)]
-        # the primary is lost, and the other one takes its place
+        # The primary is lost, and the standby replaces it.
         await wait_until_replayed(standby)
         await server.kill9()
         await standby.execute("SELECT pg_promote()", database="postgres")
@@ -240,7 +243,7 @@ async def test_a_table_that_is_full_is_widened_while_it_is_used(server: Postgres
     with pytest.raises(LedgerError, match="is full") as caught:
         await log.append(b"x" * 100_000, 1)
     assert type(caught.value) is LogFull
-    # as docs/cluster.md says
+    # As described in docs/cluster.md.
     widen = "DROP CONSTRAINT max_bytes, ADD CONSTRAINT max_bytes CHECK (total <= 21474836480) NOT VALID"
     assert widen in read_pages("cluster")
     await server.execute(f"ALTER TABLE roundelay_lab {widen}")
@@ -250,7 +253,7 @@ async def test_a_table_that_is_full_is_widened_while_it_is_used(server: Postgres
     await log.close()
 
 
-# --- what holds
+# --- guarantees
 
 
 @pytest.mark.full
@@ -264,7 +267,7 @@ async def test_an_append_whose_answer_was_lost_stands_there_once(
     other = await server.connect()
     holding = other.transaction()
     await holding.start()
-    await other.execute("LOCK TABLE roundelay_lab IN EXCLUSIVE MODE")  # who writes waits
+    await other.execute("LOCK TABLE roundelay_lab IN EXCLUSIVE MODE")  # blocks writers
     appending = asyncio.create_task(log.append(b"2", 1))
     async with asyncio.timeout(10):
         while (await waiting(server)) < 3:  # noqa: ASYNC110 (tries of which no answer came; a server tells nobody)
@@ -367,7 +370,7 @@ async def test_a_network_is_spoken_to_through_tls(tmp_path: Path) -> None:
 async def test_what_a_standby_has_to_confirm_is_acknowledged_once_it_has(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of an append whose answer was lost, and which stands where everybody sees it."""
+    """The rule also covers an append whose answer was lost, and whose record everybody can already see."""
     standby = PostgresServer(server.folder.with_name("standby"))
     await server.copy_to(standby)
     await standby.start(is_ready=b"ready to accept read-only")
@@ -398,7 +401,7 @@ async def test_what_a_standby_has_to_confirm_is_acknowledged_once_it_has(
     await standby.kill9()
 
 
-# --- the commands
+# --- commands
 
 
 @pytest.mark.full

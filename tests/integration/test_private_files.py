@@ -1,4 +1,6 @@
-"""What holds messages or tokens is for its owner alone, from its first byte on; where others may read a node's secrets, the node says so."""
+"""Tests of files with messages or tokens: only their owner can read them from the first byte on. If others can read a
+node's secrets, the node warns.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ RULE = "{when: {contains: Refund}, do: [{say: approved}]}"
 
 @pytest.fixture(autouse=True)
 def careless_umask() -> Iterator[None]:
-    """A shell where new files are for everybody; processes that a test starts have it too."""
+    """Set a umask with which new files are readable by everybody, also in the processes of a test."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -41,7 +43,7 @@ def invoke(*arguments: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a scenario of two agents, where one stands."""
+    """Change to a folder with a scenario of two agents."""
     monkeypatch.chdir(tmp_path)
     for name in ("desk", "finance"):
         Path(f"{name}.yaml").write_text(AGENT.format(agent_id=name, rule=RULE), encoding="utf-8")
@@ -90,7 +92,7 @@ def test_a_file_is_for_its_owner_alone_while_it_is_written(tmp_path: Path) -> No
 def test_what_says_where_nodes_are_and_with_which_token_is_for_its_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who could write there would have commands show the owner's token to a hub of its own."""
+    """An attacker with write access could make commands send the owner's token to another hub."""
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     note = announce_node("ws://127.0.0.1:8700/", tmp_path / "sub" / "team.db.owner")
     agent_token("ws://127.0.0.1:8700/", "ann")

@@ -1,7 +1,9 @@
-"""Everything as a user runs it, in processes of its own: hub, agents on the `openai` SDK, a person in a pipe. Some of it is killed.
+"""Tests of the whole system as a user runs it, in separate processes: a hub, agents with the `openai` SDK, and a
+person with a pipe. Some processes are killed.
 
-What was said must then stand in the ledger, on the person's screen and in the models' prompts exactly once, in one order. The hub comes
-back on its port and database. The provider is the tests' own, as strict as the real one.
+Afterwards, every message must be in the ledger, on the person's screen and in the models' prompts exactly once and in
+one order. The hub restarts on its port and database. The provider belongs to the tests and is as strict as the real
+one.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from tests.support.processes import (
     until_seen,
 )
 
-# -- the hub is killed
+# -- kills of the hub
 
 STREAMS = {"ann": True, "bob": False}
-"""Who gets its model's replies as a stream."""
+"""Whether each agent gets its model's replies as a stream."""
 
 
 class Team(Provider):
-    """Ann passes on to bob, who tells everybody; both answer what is said to all."""
+    """Provider for two agents: ann forwards to bob, who writes to everybody. Both answer broadcasts."""
 
     def decide(self, asked: Asked) -> Reply:
         verb, _, word = asked.incoming.partition(" ")
@@ -68,7 +70,7 @@ class Team(Provider):
 
 
 def lines_of(part: str) -> list[str]:
-    """What mia types in one part of the conversation."""
+    """Return the lines that mia types in one part of the conversation."""
     return [
         f"/dm ann relay {part}1",
         f"/broadcast hello {part}2",
@@ -81,7 +83,7 @@ def lines_of(part: str) -> list[str]:
 
 
 def expect_messages(part: str) -> Iterator[Said]:
-    """What that comes to."""
+    """Yield the messages that result from one part."""
     for word in (f"{part}1", f"{part}3", f"{part}6"):
         yield Said("mia", "agent:ann", "direct:ann~mia", f"relay {word}")
         yield Said("ann", "agent:bob", "direct:ann~bob", f"spread {word}")
@@ -100,7 +102,7 @@ def expect_messages(part: str) -> Iterator[Said]:
 
 
 def expect_requests(part: str) -> Iterator[Asked]:
-    """What the models are asked for it, each once."""
+    """Yield the requests to the models for one part, each once."""
     for word in (f"{part}1", f"{part}3", f"{part}6"):
         yield from (Asked("ann", f"relay {word}", turn) for turn in (1, 2))
         yield from (Asked("bob", f"spread {word}", turn) for turn in (1, 2, 3))
@@ -109,7 +111,9 @@ def expect_requests(part: str) -> Iterator[Asked]:
 
 
 def check_ledger(ledger: dict[str, list[BaseMessage]], parts: Sequence[str]) -> None:
-    """Everything is there once and nothing else is; threads ascend; what was written in order, and the answers to it, stand in it."""
+    """Check that the ledger has each expected message once and nothing else. Threads are in ascending order, with
+    typed lines and their answers in sequence.
+    """
     assert Counter(describe(ledger)) == Counter(it for part in parts for it in expect_messages(part))
     for messages in ledger.values():
         assert is_ascending([it.seq for it in messages])
@@ -127,7 +131,9 @@ def check_ledger(ledger: dict[str, list[BaseMessage]], parts: Sequence[str]) -> 
 
 
 def check_screen(chat: Command, ledger: dict[str, list[BaseMessage]]) -> None:
-    """The person saw what she may read, once, under the ledger's numbers, and what others wrote in the ledger's order."""
+    """Check that the person's screen shows each readable message once with the ledger's number, and messages of
+    others in the ledger's order.
+    """
     readable = {
         it.seq: (it.sender_id, it.text)
         for thread_id, messages in ledger.items()
@@ -142,7 +148,7 @@ def check_screen(chat: Command, ledger: dict[str, list[BaseMessage]]) -> None:
 
 
 def check_prompts(provider: Provider, ledger: dict[str, list[BaseMessage]]) -> None:
-    """The models read the ledger: no message twice in a prompt, and those of a thread one after the other."""
+    """Check that no prompt has a message twice, and that the messages of a thread are in order."""
     places = {words.text: number for number, words in enumerate(describe(ledger))}
     for body in provider.requests:
         contents = re.findall(r"<content>(.*?)</content>", body["messages"][1]["content"])
@@ -163,7 +169,7 @@ def describe_run(ledger: dict[str, list[BaseMessage]], provider: Provider, chat:
 
 
 def visible_texts(part: str) -> list[str]:
-    """What mia must see of one part."""
+    """Return the texts that mia must see of one part."""
     return [it.text for it in expect_messages(part) if it.thread != "direct:ann~bob"]
 
 
@@ -187,10 +193,10 @@ async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_pa
             asked = len(provider.requests)
             await chat.type(*lines_of(part))
             match part:
-                case "writing":  # the first line is stored, the others are anywhere
+                case "writing":  # the first line is stored, the others may be anywhere
                     await chat.line(f"relay {part}1")
                     await hub.restart()
-                case "thinking":  # the replies come while no hub is there to record them
+                case "thinking":  # the replies arrive while no hub can record them
                     await provider.until_requests(asked + 5)  # one for each agent and thread that mia wrote to
                     await hub.kill()
                     provider.answers.set()
@@ -236,7 +242,7 @@ async def test_kills_of_hub_and_agents_at_any_moment_lose_repeat_and_reorder_not
         for part in parts:
             await chat.type(*lines_of(part))
             for _ in range(chance.randint(1, 3)):
-                await asyncio.sleep(chance.uniform(0, 0.6))  # any moment will do: what holds then holds always
+                await asyncio.sleep(chance.uniform(0, 0.6))  # any moment is valid, because the rules always hold
                 target = chance.choice(["hub", "hub", "hub", *agents])
                 kills[target] += 1
                 if target == "hub":
@@ -258,16 +264,18 @@ async def test_kills_of_hub_and_agents_at_any_moment_lose_repeat_and_reorder_not
     check_screen(chat, ledger)
     check_prompts(provider, ledger)
     again = Counter(provider.asked) - Counter(it for part in parts for it in expect_requests(part))
-    # of an agent, at most one call per thread is under way
+    # For each agent, at most one call per thread is in progress.
     assert again.total() <= 3 * (kills["ann"] + kills["bob"])
     print(describe_run(ledger, provider, chat, f"kills {dict(kills)}, {again.total()} requests asked again"))
 
 
-# -- an agent is killed
+# -- kills of an agent
 
 
 class Errand(Provider):
-    """Bob says a thing in each of four turns. A turn of ``hesitates`` gets no reply the first time that it is asked."""
+    """Provider with which bob sends a message in each of four turns. A turn in ``hesitates`` gets no reply at its
+    first request.
+    """
 
     def __init__(self, *, hesitates: Collection[int] = ()) -> None:
         super().__init__()
@@ -312,7 +320,7 @@ async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(
             async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
                 if turn == turns[0]:
                     await chat.type("/dm bob go")
-                # this turn's reply is on its way, those of the earlier turns are in the ledger
+                # The reply of this turn is on its way, and the ledger has those of the earlier turns.
                 await provider.until_asked(GO[turn - 1])
                 await bob.kill()
         async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
@@ -323,12 +331,13 @@ async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(
     assert describe(ledger) == ERRAND
     wanted = {asked: 2 if asked.turn in turns else 1 for asked in GO}
     assert Counter(provider.asked) == wanted, "asked once more for each kill, and never again"
-    kinds = Counter(record["kind"] for record in records if record["kind"] != "finished")  # stopped before it, perhaps
+    # The process may be stopped before that record.
+    kinds = Counter(record["kind"] for record in records if record["kind"] != "finished")
     assert kinds == {"started": 1, "model_reply": 4, "tool_started": 3, "tool_result": 3}
     assert provider.refusals() == []
 
 
-@pytest.mark.full  # `crash/test_agent_kills` ends one at every boundary of its reaction in every run
+@pytest.mark.full  # `crash/test_agent_kills` kills at every boundary in each run
 async def test_an_agent_killed_when_it_has_spoken_says_nothing_again(tmp_path: Path) -> None:
     async with Errand() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
         await chat.type("/join dev")

@@ -1,4 +1,4 @@
-"""The pytest plugin as a user of the package meets it: in a folder of its own, in a pytest of its own."""
+"""Tests of the pytest plugin as a user has it: in a separate folder and a separate pytest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ FIRST = """\
 
 
 def run_pytest(folder: Path, *arguments: str, finds_plugins: bool = False, **files: str) -> tuple[int, str]:
-    """A pytest of its own. With ``finds_plugins`` it finds ours as a user's does; else it is named, which is quicker."""
+    """Run a separate pytest. With ``finds_plugins``, it finds the plugin as a user's pytest does. Otherwise, the
+    plugin is named, which is faster.
+    """
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(dedent(text), encoding="utf-8")
     chosen = ["-p", "no:asyncio", "-p", "no:langsmith_plugin"] if finds_plugins else ["-p", "roundelay.pytest_plugin"]

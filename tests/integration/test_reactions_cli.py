@@ -1,4 +1,6 @@
-"""`roundelay agent try`, `roundelay reactions`, and approvals from a chat: agents with a scripted model, through the real command line."""
+"""Tests of `roundelay agent try`, `roundelay reactions`, and approvals in a chat: agents with a scripted model and
+the real command line.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def at_the_desk(file: Path) -> AsyncIterator[Command]:
-    """The agent at work, and mia writing to it."""
+    """Run the agent, and a chat in which mia writes to it."""
     async with command("agent", "run", file) as agent:
         await agent.line("desk")
         async with command("chat", "--as", "mia", "--to", "desk") as chat:
@@ -98,7 +100,7 @@ async def list_reactions(*flags: str) -> list[dict[str, Any]]:
 
 
 async def list_until(state: str) -> list[dict[str, Any]]:
-    """The reactions, when the newest has come to this state: its record follows what a person sees of it."""
+    """Return the reactions when the newest one has this state. Its record is written after its visible effects."""
     async with asyncio.timeout(TIMEOUT_S), NetworkClient("watcher", kind="human") as client:
         while (await list_all(LiveSource(client), 100))[-1].state != state:
             continue
@@ -222,7 +224,7 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
     assert "There is no reaction 'r0'" in (await invoke("reactions", "show", "r0", code=1)).err
 
 
-# -- approvals from a chat
+# -- approvals in a chat
 
 
 DECISIONS = {
@@ -259,7 +261,7 @@ async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
 
 
 async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: Node, file: Path) -> None:
-    """The id of a reaction follows from what its agent's peers know; so it may even be used before."""
+    """Other participants can compute the ID of a reaction, and may even use it first."""
     async with at_the_desk(file):
         mia, evil = await node.person("mia"), await node.agent("evil", role="reactor")
         await mia.send("agent:desk", "look")
@@ -289,7 +291,7 @@ async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: N
 
 
 async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
-    """No look through messages: a call for them, and one for the records of each."""
+    """The command does not search messages. It makes one call for the reactions, and one for the records of each."""
     async with Network.open(limits=Limits(root_messages_per_s=100_000)) as network:
         ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
         reader = Counting(await network.join("reader", kind="service"))
@@ -310,7 +312,7 @@ async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
 
 
 async def test_what_another_program_records_hides_no_reaction() -> None:
-    """Its records may be of any shape; they are shown as far as they can be read."""
+    """The records of another program may have any form. They are shown as far as they can be read."""
     async with Network.open() as network:
         ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
         reader = await network.join("reader", kind="service")
@@ -329,7 +331,7 @@ async def test_what_another_program_records_hides_no_reaction() -> None:
 
 
 class Counting(NetworkClient):
-    """A connected client that counts what is called."""
+    """A connected client that counts its calls."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""A node that follows shows what it has and as of when, and stores nothing. docs/protocol/nodes.md."""
+"""Tests of a read replica, which shows its data with their time and stores nothing. docs/protocol/nodes.md."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ READS: list[tuple[str, dict[str, Any]]] = [
 
 
 async def look(node: ClusterNode, agent_id: str, token: str, *, kind: str = "human") -> tuple[WireSession, Any]:
-    """A session that reads at a node, and its welcome."""
+    """Open a session that reads at a node. Return it and its welcome."""
     session = await WireSession.open(f"{node.url}?read_only=1")
     return session, await session.hello(agent_id, kind=kind, token=token)
 
 
 async def ask(session: WireSession, op: str, args: dict[str, Any]) -> tuple[Any, int]:
-    """What a read gives, and as of when."""
+    """Return the value of a read and its time."""
     frame = await session.submit_call(op, args)
     assert frame["type"] == "result", frame
     return frame["value"], frame["as_of"]
 
 
 async def read_by_command(node: ClusterNode, agent_id: str) -> str:
-    """What `roundelay threads` says beside what it prints."""
+    """Run `roundelay threads`, and return its messages on stderr."""
     command = ["threads", "--url", f"{node.url}?read_only=1", "--as", agent_id, "--token", OWNER]
     done = await start_roundelay(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     out, told = await done.communicate()
@@ -66,14 +66,14 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         await mia.send("agent:ann", "one")
         reader, welcome = await look(follower, "mia", OWNER)
         assert (welcome["is_read_only"], welcome["follows"]["leader"]) == (True, f"127.0.0.1:{leader.port}")
-        await mia.send("agent:ann", "two")  # comes while somebody reads there
+        await mia.send("agent:ann", "two")  # arrives while a reader is connected there
         assert await reader.contents_until("two") in ([], ["one"])
         sent_at = (await mia.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"][-1]["sent_at"]
         await until_as_of(reader, sent_at)
         for op, args in READS:
             expected, (found, as_of) = await mia.call(op, args), await ask(reader, op, args)
             assert sent_at < as_of <= time.time() * 1000
-            if op != "network.list_agents":  # who is here is said of each node
+            if op != "network.list_agents":  # presence differs between nodes
                 assert found == expected, op
 
         strange, _ = await look(follower, "eve", first_token)
@@ -93,7 +93,7 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
             assert f"127.0.0.1:{leader.port}" in told["message"]
         for agent_id, kind, token, more in (
             ("new", "agent", make_token(), {}),  # would be registered
-            ("ann", "agent", there.tokens["ann"], {"role": "reactor"}),  # would take the place of another one
+            ("ann", "agent", there.tokens["ann"], {"role": "reactor"}),  # would replace another session
             ("mia", "human", OWNER, {"card": {"about": "another"}}),
         ):
             refused = await WireSession.open(f"{follower.url}?read_only=1")
@@ -128,9 +128,10 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         assert (await again.next_frame())["type"] == "error"
 
         assert server._process is not None
-        server._process.send_signal(signal.SIGSTOP)  # the log is silent: what is read grows old, and says so
+        # The log is silent, so the data becomes old, and the command reports this.
+        server._process.send_signal(signal.SIGSTOP)
         _, before = await ask(reader, "network.list_threads", {})
-        await asyncio.sleep(1.5)  # time is what is told of
+        await asyncio.sleep(1.5)  # the test is about elapsed time
         _, after = await ask(reader, "network.list_threads", {})
         assert after - before < 1000
         await there.close_sessions()
@@ -154,7 +155,7 @@ async def test_who_resumes_beyond_what_a_follower_has_comes_again_and_is_shown_n
         seen = (await mia.send("agent:ann", "seen at the leader"))["seq"]
         reader, welcome = await look(follower, "mia", OWNER)
         early = await WireSession.open(f"{follower.url}?read_only=1")
-        point = {"epoch": welcome["network"]["epoch"], "cursor": seen + 1}  # it follows the leader, which is ahead
+        point = {"epoch": welcome["network"]["epoch"], "cursor": seen + 1}  # the session knows more than the replica
         hello = {"type": "hello", "protocol": 1, "agent_id": "mia", "kind": "human", "token": OWNER, "resume": point}
         await early.send_frame(hello)
         assert await early.closed() == 4503

@@ -1,4 +1,4 @@
-"""`roundelay reactions show` tells each record in words, whatever its kind: none is raw JSON."""
+"""Tests that `roundelay reactions show` describes each kind of record in words, and none as raw JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dig(context: ToolContext) -> str:
 
 
 async def told(script: Any, **options: Any) -> dict[str, list[str]]:
-    """What is told of each record of one reaction, by kind."""
+    """Return the description of each record of one reaction, by kind."""
     heard = Heard()
     async with Network.open() as network, running(network, make_runner("bob", script, on_event=heard, **options)):
         mia = await Person.join(network, "mia")

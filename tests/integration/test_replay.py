@@ -1,4 +1,4 @@
-"""A recorded run plays again as it was, and whatever is changed is named."""
+"""Tests of replays: a recorded run can be replayed exactly, and each change is reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def never(request: ModelRequest) -> Answer:
 
 
 async def play(recording: Recording, *runners: AgentRunner, **options: Any) -> ReplayReport:
-    """The replay, in a thread: it has a loop of its own."""
+    """Run the replay in a thread, because it has its own event loop."""
     return await asyncio.to_thread(replay, recording, runners, ReplayOptions(**options))
 
 
@@ -65,7 +65,7 @@ async def plays_as_it_was(recording: Recording, *runners: AgentRunner, **options
     return report
 
 
-# -- a support desk, whose every change is named
+# -- a support desk, each change of which is reported
 
 
 @tool(idempotent=True)
@@ -110,7 +110,7 @@ FULL = AgentPolicy(prompt="full")
 
 @dataclass(frozen=True)
 class Desk:
-    """How the desk is made; a replay may change it."""
+    """Parameters of the desk, which a replay may change."""
 
     instruction: str = "You refund orders, kindly."
     tools: Sequence[Any] = (look_up,)
@@ -282,7 +282,7 @@ async def test_lenient_tells_other_prompts_and_plays_on(refunded: Recording) -> 
     assert not report.is_same
 
 
-# -- whatever agents can do plays again
+# -- replays of everything that agents can do
 
 
 async def records(recording: Recording, label: str) -> int:
@@ -327,7 +327,7 @@ async def test_a_question_that_nobody_answered_in_time_plays_again_at_once(tmp_p
 async def test_what_was_said_while_somebody_waited_takes_no_time_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wait ends when it did, though everything that happened meanwhile happens at once."""
+    """A wait ends as recorded, although all events during it happen at once in the replay."""
 
     def impatient(request: ModelRequest) -> Answer:
         if results(request):
@@ -376,7 +376,7 @@ async def test_an_approval_plays_again(tmp_path: Path) -> None:
 
 
 async def test_approvals_of_approvers_and_operators_play_again(tmp_path: Path) -> None:
-    """Who was asked is recorded: a replay has no page of rights, and asks the same people."""
+    """The approvers are recorded. A replay has no rights file, and asks the same people."""
 
     def wipe(name: str, **rule: Any) -> Any:
         @tool(name=name, **rule)
@@ -638,7 +638,7 @@ async def ask_and_hear_three(network: Network, people: dict[str, Person]) -> Non
 
 
 async def test_a_run_that_was_interrupted_plays_again(tmp_path: Path) -> None:
-    """The runner ends in the middle of a tool, and another one goes on."""
+    """The runner ends in the middle of a tool, and another runner continues."""
     begun = asyncio.Event()
 
     @tool
@@ -755,7 +755,7 @@ async def test_reactions_of_another_epoch_are_played_from_the_log(refunded: Reco
 
 
 async def test_what_another_program_recorded_plays_again(tmp_path: Path) -> None:
-    """Its records may be of any shape; so may those that have our names."""
+    """Another program's records may have any form, even if their kinds have the project's names."""
     bodies: tuple[Any, ...] = ([1], "x", None, {"path": [], "manifest": 3})
 
     async def talk(network: Network, people: dict[str, Person]) -> None:
@@ -777,7 +777,7 @@ async def test_what_another_program_recorded_plays_again(tmp_path: Path) -> None
 
 async def test_what_middleware_and_reviewers_made_of_it_plays_again(tmp_path: Path) -> None:
     class Summary(Middleware):
-        """Asks a model itself, and changes the request and the reply by what it says."""
+        """Middleware that calls a model itself, and changes the request and the reply according to its answer."""
 
         async def around_model(self, around: Any, request: ModelRequest, proceed: Any) -> ModelReply:
             summary = await around.complete(around.agent.model, replace(request, messages=[UserMessage("Sum up")]))

@@ -1,4 +1,6 @@
-"""Five agents in processes of their own, on a provider's server, with a hub that is killed in between: recorded, and replayed in one process."""
+"""Tests of five agents in separate processes with a fake provider and a hub that is killed in between: the run is
+recorded, and replayed in one process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ AGENTS = ("lead", "left", "right", "proof", "press")
 
 
 class Newsroom(Provider):
-    """mia asks lead for a story; left and right write halves, proof reads them, press gives it to everybody."""
+    """Provider for a newsroom: mia asks lead for a story, left and right write one half each, proof reads them, and
+    press sends it to everybody.
+    """
 
     def decide(self, asked: Asked) -> Reply:
         match asked:
@@ -53,7 +57,7 @@ class Newsroom(Provider):
 
 @pytest.fixture(scope="module")
 def newsroom(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that is over: agents' files and the ledger."""
+    """Return the folder of a finished run, with the agents' files and the ledger."""
     return make_once(tmp_path_factory, "newsroom", lambda folder: asyncio.run(print_stories(folder)))
 
 
@@ -70,7 +74,7 @@ async def print_stories(folder: Path) -> None:
 
 
 async def hear(client: NetworkClient, wanted: set[str]) -> None:
-    """Wait until all of these were said."""
+    """Wait until all these texts have arrived."""
     async with asyncio.timeout(30):
         async for delivery in client.deliveries():
             await delivery.ack()

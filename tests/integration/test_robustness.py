@@ -1,5 +1,6 @@
-"""Whatever a model, its provider or a tool does, the reaction ends with an answer: each row over the real SDK, streaming and not, and in
-the json_schema mode. Asserted on what the provider received and on the ledger."""
+"""Tests that a reaction ends with an answer, whatever a model, its provider or a tool does. Each row runs with the
+real SDK, with and without streaming, and in json_schema mode. The tests check the provider's requests and the ledger.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ POLICY = AgentPolicy(max_turns=6, max_tool_calls_per_turn=3, prompt="full")
 
 @dataclass(frozen=True)
 class Row:
-    """Replies in turn (the last one again and again), what the provider must have been told, and how it ends."""
+    """Replies in turn (the last one repeats), the required text in the provider's requests, and the end."""
 
     name: str
     replies: tuple[Reply, ...]
@@ -100,7 +101,7 @@ class Row:
     policy: AgentPolicy = field(default=POLICY)
 
 
-NATIVE: tuple[Mode, ...] = ("native", "stream")  # one call in a step is what the json_schema mode has
+NATIVE: tuple[Mode, ...] = ("native", "stream")  # json_schema mode has one call per step
 DONE = text("done")
 
 ROWS = [
@@ -158,7 +159,7 @@ def in_turn(replies: tuple[Reply, ...], mode: Mode) -> Callable[[Body], Reply]:
 
 
 def as_step(reply: Reply) -> Reply:
-    """The reply as a model in json_schema mode writes it."""
+    """Return the reply as a model in json_schema mode writes it."""
     if not reply.tool_calls:
         return reply
     function = reply.tool_calls[0]["function"]
@@ -260,7 +261,7 @@ REPLIES = st.lists(
 
 
 async def run_replies(replies: list[Reply]) -> None:
-    """The provider refuses, with 400, a history whose calls and results do not pair."""
+    """Run an agent on these replies. The provider refuses a history with unpaired calls or results with 400."""
     async with asyncio.timeout(20), Network.open() as network, Provider(in_turn(tuple(replies), "native")) as server:
         mia, heard = await Person.join(network, "mia"), Heard()
         bob = SimpleAgentRunner(

@@ -1,4 +1,6 @@
-"""Agents on a real hub: what wakes them, where their answers go, what is resumed, stopped and handed back."""
+"""Tests of agents on a real hub: the messages that wake them, the places of their answers, and resumes, stops and
+returned messages.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ async def network() -> AsyncIterator[Network]:
         yield opened
 
 
-# --- where answers go
+# --- places of answers
 
 
 async def test_a_person_is_answered_in_the_direct_thread(network: Network) -> None:
@@ -89,7 +91,7 @@ async def test_text_to_an_agent_that_asked_nothing_is_recorded_and_not_sent(netw
     assert kinds["finished"]["status"] == "finished"
 
 
-# --- what wakes
+# --- messages that wake an agent
 
 
 async def test_in_a_channel_agents_wake_each_other_by_mention_only_and_the_rest_is_handled_context(
@@ -138,7 +140,7 @@ async def test_agents_work_together_and_every_message_has_its_cause(network: Net
     assert {it.text: it.hops for it in heard} == {"I am on it": 1, "it is 10": 3}
 
 
-# --- the prompt
+# --- prompts
 
 
 async def test_the_prompt_holds_what_the_agent_may_see_and_nothing_of_others(network: Network) -> None:
@@ -239,7 +241,7 @@ def look() -> str:
     return "nothing"
 
 
-# --- errors come back to the model
+# --- errors that the model reads
 
 
 async def test_an_unknown_recipient_is_told_to_the_model(network: Network) -> None:
@@ -289,7 +291,7 @@ async def test_an_answer_beyond_the_budget_ends_as_stopped_and_says_why() -> Non
 
 
 class Faulty:
-    """A model that raises what no model should, once."""
+    """A model that raises an unexpected error once."""
 
     name = "faulty"
 
@@ -320,7 +322,7 @@ async def test_a_fault_in_a_reaction_ends_it_visibly_and_the_agent_goes_on(
 
 
 class Moody(AgentRunner):
-    """An agent without a model, which fails on its first try and keeps no journal."""
+    """An agent without a model and a journal, which fails on its first attempt."""
 
     def __init__(self, agent_id: str) -> None:
         super().__init__(agent_id)
@@ -356,7 +358,7 @@ async def test_a_missing_key_is_refused_at_once() -> None:
         SimpleOpenAIAgentRunner("bob", instruction="x", model_name="gpt")
 
 
-# --- stopping and taking over
+# --- stops and supersession
 
 
 async def test_a_person_stops_a_reaction_and_the_thread_goes_on(network: Network) -> None:
@@ -406,7 +408,7 @@ async def test_a_stop_keeps_what_was_streamed_says_by_whom_and_counts_it(network
             said = await mia.hear()
             [end] = await heard.finished()
             assert (await mia.client.history("direct:bob~mia")).messages[-1].seq == said.seq
-    assert said.text == f"{streamed}\n```\n\nStopped by mia."  # the block of code is closed
+    assert said.text == f"{streamed}\n```\n\nStopped by mia."  # the code block is closed
     assert (said.metadata, said.reply_to) == ({"stopped": {"by": "mia"}}, asked.seq)
     assert (end.status, end.reason, end.answer) == ("cancelled", "stopped by mia", None)
     records = {it["kind"]: it["body"] for it in await mia.records(end.reaction)}
@@ -456,7 +458,7 @@ async def test_what_is_not_shown_before_its_review_is_not_shown_by_a_stop(networ
 
 
 async def test_a_stop_that_was_recorded_before_a_crash_is_told_once_afterwards(network: Network) -> None:
-    """Killed between the record and the message, and between the message and the end."""
+    """The kill comes between the record and the message, or between the message and the end."""
     mia = await Person.join(network, "mia")
     for said_before in (False, True):
         bob = await network.join("bob", role="reactor")
@@ -510,7 +512,7 @@ async def test_stop_before_run_ends_it_at_once_and_a_runner_runs_again(network: 
 
 
 class World:
-    """What an agent's tools did, outside of its process."""
+    """Effects of an agent's tools, outside of its process."""
 
     def __init__(self) -> None:
         self.noted: set[str] = set()
@@ -547,7 +549,9 @@ def shopper(asked: list[int]) -> Script:
 
 
 class CutClient:
-    """A client that loses the hub for good at its n-th record, before or after the hub has it: as a killed process does."""
+    """A client that loses the hub for good at its n-th record, before or after the hub has stored it, like a killed
+    process.
+    """
 
     def __init__(self, client: NetworkClient, cut_at: int, *, after: bool) -> None:
         self._client = client
@@ -581,11 +585,11 @@ class CutClient:
 
 
 Cut = tuple[int, bool]
-"""At which record of a run the hub is lost, and whether the hub had it."""
+"""Number of the record at which the hub is lost, and whether the hub has stored it."""
 
 
 class Errand:
-    """Bob goes shopping for mia: every kind of message, both kinds of tool, three turns."""
+    """Bob's errand for mia, with every kind of message, both kinds of tools, and three turns."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -658,7 +662,7 @@ async def test_cut_off_at_any_record_an_agent_ends_with_the_same_messages(cut_at
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 5, 9, 12, RECORDS])
 async def test_a_journal_of_single_records_goes_on_with_merged_ones(tmp_path: Path, cut_at: int) -> None:
-    """An earlier version left it: each record by itself, in a commit of its own."""
+    """An earlier version wrote the journal with each record in a separate commit."""
     errand, path = Errand(), tmp_path / "errand.db"
     async with Network.open(path, limits=Limits(max_batch=1)) as network:
         await errand.begin(network)

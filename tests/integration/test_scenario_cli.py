@@ -1,4 +1,6 @@
-"""`roundelay scenario run`: what it prints and leaves, its exit codes, and the same scenario against a network that is up."""
+"""Tests of `roundelay scenario run`: its output, its files, its exit codes, and the same scenario on a running
+network.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,7 @@ async def test_the_same_scenario_runs_against_a_network_that_is_up(tmp_path: Pat
         first = await run_live_scenario(scenario, node.url, token=node.owner_token)
         assert first.passed, describe_result(first)
         assert f"--live {node.url}" in describe_result(first) or first.passed
-        second = await run_live_scenario(scenario, node.url, token=node.owner_token)  # only what is new is judged
+        second = await run_live_scenario(scenario, node.url, token=node.owner_token)  # only new messages are judged
         assert second.passed, describe_result(second)
         assert len(second.record.messages) == 4
         broken = load_scenario(write(tmp_path, SCENARIO.replace("contains: 40 EUR", "contains: 45 EUR")))
@@ -199,7 +201,7 @@ expect:
 async def test_a_thread_of_a_live_run_has_the_history_that_the_file_gives_it(tmp_path: Path) -> None:
     scenario = load_scenario(write(tmp_path, READ_LATER))
     async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
-        for _ in range(2):  # the second time the thread is there already
+        for _ in range(2):  # in the second run, the thread already exists
             result = await run_live_scenario(scenario, node.url, token=node.owner_token)
             assert result.passed, describe_result(result)
 
@@ -259,7 +261,7 @@ expect:
 
 
 async def test_records_of_another_program_are_passed_over_live(tmp_path: Path) -> None:
-    """Also where a kind of record has our name, and is otherwise made."""
+    """This also holds for records of a known kind with another content."""
     scenario = load_scenario(write(tmp_path, BESIDE))
     async with (
         serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node,

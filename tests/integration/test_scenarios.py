@@ -1,4 +1,4 @@
-"""Scenarios: what each step does to a network, and that each expectation holds when it should, and fails when it should not."""
+"""Tests of scenarios: the effect of each step, and each expectation, which must hold or fail as intended."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LOG = {"call": "network.log", "args": {"after": 0, "limit": 1}}
 
 
 def test_whoever_takes_part_has_its_own_rights_and_operators_are_named() -> None:
-    """Else a scenario could not test rights: everybody in it would be an operator."""
+    """Otherwise, a scenario could not test rights, because everybody in it would be an operator."""
     who: dict[str, Any] = {
         "people": ["mia", "boss"],
         "services": ["crm", "audit"],
@@ -102,7 +102,7 @@ def test_what_an_agent_said_is_waited_for_kept_and_replied_to() -> None:
 
 
 def test_steps_depend_on_what_is_so_by_now() -> None:
-    """On variables, and on anything that can be expected."""
+    """Conditions may use variables and every kind of expectation."""
     asks = {"as": "mia", "to": "desk", "send": "refund order {{ n }}"}
     says = {"as": "mia", "to": "boss", "send": "{{ n }}"}
     is_paid = {"count": {"from": "desk", "to": "mia", "contains": "EUR", "at_least": 3}}
@@ -174,7 +174,7 @@ def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
             "then": [{"as": "mia", "to": "desk", "send": "x2"}, {"as": "mia", "decide": {"approve": "thread"}}],
         },
         {"wait": "idle"},
-        {"as": "mia", "to": "desk", "send": "x2"},  # which is approved already
+        {"as": "mia", "to": "desk", "send": "x2"},  # already approved
         {"wait": "idle"},
     ]
     expected = [
@@ -186,7 +186,7 @@ def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
         {"state": {"changed": ["orders.x1.refunded", "orders.x2.refunded", "left", "orders.x3"]}},
     ]
     agents = {"desk": CLERK}
-    for _ in range(2):  # nothing is left of the run before
+    for _ in range(2):  # no state of the first run remains
         result = run(*expected, steps=steps, agents=agents, threads={}, people=["mia"], state=ORDERS)
         assert [it.holds for it in result.verdicts] == [True] * 4 + [False] * 2, describe_result(result)
         assert "orders.x1.refunded changed too" in result.verdicts[4].found
@@ -565,7 +565,7 @@ def test_dead_letters_are_listed_of_a_ledgers_file_without_those_taken_back(tmp_
 
 
 def test_what_comes_nearest_to_a_missing_message_is_told_by_its_text() -> None:
-    """However late in its thread it was said, and however little is wrong in it."""
+    """Neither its late position in the thread nor a small difference prevents the match."""
     said = [*(f"Step {number} is done." for number in range(9)), "Aproved: 40 EUR.", "Bye."]
     steps = [{"as": "boss", "to": "mia", "send": text} for text in said]
     result = run({"message": {"from": "boss", "to": "mia", "contains": "approved: 40 EUR"}}, steps=steps)

@@ -1,4 +1,6 @@
-"""The same objects in a second event loop of one process: `asyncio.run` twice, notebooks, and suites with a loop for each test."""
+"""Tests of objects that are used in a second event loop of one process: two calls of `asyncio.run`, notebooks, and
+test suites with one loop per test.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 @contextmanager
 def elsewhere(enter: Callable[[], Any]) -> Iterator[Any]:
-    """A server in a thread with an event loop of its own, which outlives the loops of the test."""
+    """Run a server in a thread with its own event loop, which outlives the loops of the test."""
     opened: list[Any] = []
     is_open, over = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -66,7 +68,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
-    """As a user does: in a loop that is gone afterwards. What it leaves open is the garbage collector's."""
+    """Run a coroutine in a new loop, as a user does. The garbage collector handles everything that it leaves open."""
 
     async def bounded() -> T:
         async with asyncio.timeout(30):

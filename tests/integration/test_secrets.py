@@ -1,4 +1,4 @@
-"""No secret that the product knows reaches anything that is shown: a canary in each, and servers that repeat what they are sent."""
+"""Tests that no secret reaches any output. Each secret is a canary, and servers repeat everything that they receive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_FILE = "canary-in-file-0123456789"
 
 @asynccontextmanager
 async def echo_server(status: int) -> AsyncIterator[str]:
-    """A server that answers each request with all that it was sent, as an error; gives its address."""
+    """Run a server that answers each request with an error that contains the whole request. Yield its address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -51,7 +51,7 @@ async def echo_server(status: int) -> AsyncIterator[str]:
 
 
 def write_team(folder: Path, models: str, echo: str) -> None:
-    """One agent for each kind of secret, with a server behind it that repeats what it gets."""
+    """Write one agent for each kind of secret, with a server that repeats its input."""
     host = echo.removeprefix("http://")
     noisy = "import os, sys; sys.stderr.write('no: ' + os.environ['MCP_ENV'] + os.environ['IN_FILE']); sys.exit(3)"
     (folder / "noisy.py").write_text(noisy)
@@ -77,13 +77,13 @@ def write_team(folder: Path, models: str, echo: str) -> None:
 
 
 def find_leaks(texts: dict[str, str], *more: str) -> dict[str, list[str]]:
-    """The secrets that each output holds, by the output's name."""
+    """Return the secrets in each output, by the output's name."""
     secrets = [*CANARIES.values(), PASSWORD, IN_FILE, *more]
     return {name: held for name, text in texts.items() if (held := [it for it in secrets if it in text])}
 
 
 def read_files(folder: Path) -> dict[str, str]:
-    """The contents of the files that the commands have written, the database above all."""
+    """Return the contents of the files that the commands have written, especially the database."""
     files = [it for it in folder.rglob("*") if it.is_file() and it.suffix != ".yaml"]
     assert [it for it in files if it.name == "roundelay.db"]
     return {f"file {it.name}": it.read_bytes().decode("utf-8", "replace") for it in files}
@@ -142,7 +142,7 @@ async def test_no_output_holds_a_secret_that_servers_repeat(tmp_path: Path, stat
     assert find_leaks(outputs) == {}
 
 
-@pytest.mark.parametrize("name", [it for it in CANARIES if it != "MCP_ENV"])  # that becomes no header
+@pytest.mark.parametrize("name", [it for it in CANARIES if it != "MCP_ENV"])  # this one is never sent in a header
 async def test_a_secret_that_no_header_can_carry_stops_the_start_unquoted(tmp_path: Path, name: str) -> None:
     write_team(tmp_path, "http://127.0.0.1:9/v1", "http://127.0.0.1:9")
     broken = {**CANARIES, name: CANARIES[name][:4] + "\u201d" + CANARIES[name][4:]}

@@ -1,4 +1,6 @@
-"""What a runner of the third seed has: its own template, senders that are ignored, and a subclass that gets ready and cleans up."""
+"""Tests of the features of the third seed's runner: custom templates, ignored senders, and a subclass with setup and
+cleanup.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def test_a_text_in_place_of_the_list_is_refused() -> None:
 
 
 class Ready(SimpleAgentRunner):
-    """Gets ready and cleans up, as the seed's agents do."""
+    """Runner with setup and cleanup, like the seed's agents."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__("bob", instruction="x", model=ScriptedModel(lambda _: say(", ".join(self.told))))

@@ -1,4 +1,4 @@
-"""Errors of a node whose shared log cannot be used, and its recovery. docs/cluster.md."""
+"""Tests of a node whose shared log cannot be used: its errors and its recovery. docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ async def test_who_is_to_encrypt_is_told_nothing_before_it_does_and_shows_a_cert
         for where, told in (
             (f"tls://me:hush@{plain.hosts}", "does not encrypt"),
             (f"tls://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),
-            (f"nats://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),  # the server asks for it
+            (f"nats://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),  # the server requires it
         ):
             with pytest.raises(LedgerError, match=f"cannot be trusted.*{told}"):
                 async with asyncio.timeout(10):
@@ -270,7 +270,7 @@ async def test_full_is_what_servers_show_and_nothing_else_is_called_so(server: N
     assert await durability_of(f"{server.url('lab')}?monitor={free_port()}") == "replicated", "nobody answers there"
     assert await durability_of(server.shown_url("lab")) == "full"
     async with nats_server(tmp_path / "other", sync='"2m"') as lazy:
-        mixed = f"nats://{lazy.hosts}/lab?monitor={server.monitor}"  # another server's port
+        mixed = f"nats://{lazy.hosts}/lab?monitor={server.monitor}"  # the port of another server
         for log, told in (
             (lazy.shown_url("lab"), "syncs every 120 s"),
             (mixed, "has not shown"),
@@ -300,7 +300,7 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
         await asyncio.gather(made.open(), other.open())
         await asyncio.gather(made.verify(), other.verify())
         await server.kill9()
-        server.sync = '"2m"'  # unquoted it would be two million seconds
+        server.sync = '"2m"'  # without quotes, it would be two million seconds
         await server.start()
 
         for it in (made, other):
@@ -308,7 +308,7 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
             await it.verify()
             assert it.durability == "full", "it was not time to look yet"
             it._durability.checked_at -= settings.DURABILITY_CHECK_S
-        # a busy leader: a commit holds the lock at nearly every check
+        # A busy leader: a commit holds the lock at nearly every check.
         async with lock_of(made), lock_of(other):
             with pytest.raises(LedgerError, match="syncs every 120 s"):
                 await made.verify()
@@ -319,7 +319,7 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
 
 
 async def reach(made: ReplicatedLedger) -> None:
-    """Wait until its server answers it again."""
+    """Wait until its server answers again."""
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(LedgerError):
@@ -357,7 +357,7 @@ async def test_a_server_whose_disk_is_full_is_named(tmp_path: Path, monkeypatch:
 
 
 async def call(*words: str | Path) -> int:
-    """The exit code; there may be no such program."""
+    """Run a command and return its exit code. Return 1 if the program does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return await (await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)).wait()
     return 1
@@ -498,7 +498,7 @@ async def test_a_commit_that_is_larger_than_a_record_is_one_all_the_same(server:
 
 
 class FailingIndex(SQLiteLedger):
-    """Its disk goes away."""
+    """An index whose disk disappears."""
 
     has_failed = False
 
@@ -530,7 +530,7 @@ async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
 
 
 class SlowIndex(SQLiteLedger):
-    """Takes long over each record that it follows."""
+    """An index that takes a long time for each record."""
 
     async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite], **more: Any) -> None:
         await asyncio.sleep(0.05 * len(rows))
@@ -584,7 +584,7 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
         with pytest.raises(LeadershipLost) as moved:
             await attempt
         assert moved.value.leader == "b:8700"
-    monkeypatch.setattr(settings, "FIND_LEADER_TIMEOUT_S", 0.0)  # the log does not say it in time
+    monkeypatch.setattr(settings, "FIND_LEADER_TIMEOUT_S", 0.0)  # the log does not answer in time
     sleep(new)
     await old.close()
     await old.open()
@@ -595,7 +595,7 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
 
 
 def sleep(leader: ReplicatedLedger) -> None:
-    """Say nothing more, as a node that is paused."""
+    """Stop the heartbeats, as on a paused node."""
     assert leader._leader is not None
     assert leader._leader._heartbeats is not None
     leader._leader._heartbeats.cancel()
@@ -625,7 +625,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
     listen = shared.next_broadcast
 
     async def note_listen() -> str:
-        if "last:1" in names:  # and has been taken in
+        if "last:1" in names:  # and has been processed
             are_heard.set()
         said = await listen()
         names.add(Heartbeat.read(said).node)
@@ -698,7 +698,7 @@ async def test_who_follows_asks_for_the_end_seldom_and_once_more_before_it_claim
 
 
 async def test_claims_of_older_releases_are_read_and_theirs_read_newer_ones(server: LogServer, tmp_path: Path) -> None:
-    """An older node reads of a claim what its header says, and refuses a header with more in it."""
+    """An older node reads only the header of a claim, and refuses a header with additional fields."""
     head = b'{"kind":"begin","writer":"w","epoch":"e","name":"lab"}\n'
     shared = make_shared_log(server.url("lab"))
     await shared.open()
@@ -788,7 +788,7 @@ async def test_who_follows_waits_for_a_server_that_is_away(
     with pytest.raises(LedgerError):
         async with asyncio.timeout(20):
             await leader.append([message(2, "ann", "agent:bob")], [])
-    async with asyncio.timeout(8):  # it does not wait to release its leadership at a server that is down
+    async with asyncio.timeout(8):  # it does not wait for a server that is down to release its leadership
         await leader.close()
     await server.start()
     async with asyncio.timeout(20):
@@ -814,7 +814,7 @@ async def test_a_node_that_starts_while_its_servers_choose_waits_for_them(tmp_pa
             await server.kill9()
         made = ledger(url, tmp_path / "b.db")
         opening = asyncio.create_task(made.open())
-        await asyncio.sleep(1)  # one of three alone chooses nobody
+        await asyncio.sleep(1)  # one of three servers cannot elect a leader
         assert not opening.done()
         await asyncio.gather(*(server.start() for server in servers[1:]))
         async with asyncio.timeout(40):
@@ -824,7 +824,7 @@ async def test_a_node_that_starts_while_its_servers_choose_waits_for_them(tmp_pa
 
 
 async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) -> None:
-    """A cancellation is not lost, at whichever step of an answer it comes."""
+    """A cancellation is not lost, at whatever step of an answer it arrives."""
     shared = make_shared_log(server.url("lab"))
     await shared.open()
 
@@ -855,11 +855,11 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
     assert not deaf
 
 
-# --- failures that a follower waits for, and failures that end it
+# --- failures that a follower survives, and failures that end it
 
 
 class CountingReplica:
-    """A `ReadReplica` that notes when it serves."""
+    """A `ReadReplica` that records when it serves."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -880,13 +880,13 @@ class CountingReplica:
 
 
 def started(made: ReplicatedLedger) -> asyncio.Event:
-    """Set while reads are served at a ledger that follows."""
+    """Event that is set while a follower serves reads."""
     assert isinstance(made.replica, CountingReplica)
     return made.replica.started
 
 
 async def follow(made: ReplicatedLedger) -> asyncio.Task[Any]:
-    """Have it open, which ends when it leads; it has followed to the end, and serves reads."""
+    """Start to open the ledger, which finishes when it leads. On return, it has followed to the end and serves reads."""
     opening = asyncio.create_task(made.open())
     async with asyncio.timeout(20):
         await started(made).wait()
@@ -921,7 +921,7 @@ async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_fol
             await leader.append([message(seq, "ann", "agent:bob")], [])
         opening = await follow(follower)
         assert (await follower.rows(2, 1))[0].seq == 3
-        await server.kill9()  # a power loss: records that were not synced are lost
+        await server.kill9()  # a power loss: unsynced records are lost
         shutil.rmtree(server.folder / "store")
         shutil.copytree(tmp_path / "before", server.folder / "store")
         await server.start()
@@ -937,7 +937,7 @@ async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_fol
 
 
 async def verify_on(made: ReplicatedLedger) -> None:
-    """As a hub does."""
+    """Verify the leadership periodically, as a hub does."""
     while True:
         await made.verify()
         await asyncio.sleep(0.05)
@@ -1057,17 +1057,17 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     with pytest.raises(LogFull, match="is full"):
         await append_on(leader, stored)
     stored = itertools.count(next(stored) - 1)
-    with pytest.raises(LogFull):  # a short record has no room either
+    with pytest.raises(LogFull):  # not even a short record fits
         await append_on(leader, stored, 1)
     refused, end = next(stored) - 1, await make_and_count(log)
     for _ in range(3):
         with pytest.raises(LogFull):
             await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
-        await leader.expire_calls(99)  # which can wait
+        await leader.expire_calls(99)  # this can wait
         await leader.verify()
     assert await make_and_count(log) == end
     await leader.close()
-    await leader.open()  # for which there is room
+    await leader.open()  # enough room for it
     done = await leader.trim(Trim(messages_before=1005, pinned=9))
     assert done.dropped == 4, "also a trim has room"
     await server.widen("lab", 4 << 20)
@@ -1101,7 +1101,7 @@ async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_som
         while sum("room for" in it for it in said) < 2:  # noqa: ASYNC110 (each says so once, when it would lead)
             await asyncio.sleep(0.05)
         await asyncio.gather(*(started(made).wait() for made in (leader, follower)))
-    await asyncio.sleep(1)  # ten tries of each
+    await asyncio.sleep(1)  # ten attempts of each
     assert await make_and_count(log) == end, "no claim takes the room that is left"
     assert not opening.done()
     assert not again.done()
@@ -1144,7 +1144,7 @@ async def test_people_go_on_at_a_node_whose_log_is_full_and_what_they_send_is_pu
 
 
 async def test_a_leader_that_is_cut_off_from_its_log_is_ready_no_more(tmp_path: Path) -> None:
-    """Another node may lead by then: a load balancer is to send nobody here, long before the sessions are closed."""
+    """Another node may lead by then. A load balancer must send nobody here, long before the sessions are closed."""
     async with nats_server(tmp_path / "nats") as server:
         cable = Cable(server.port)
         async with cable.laid() as port, asyncio.timeout(60):
@@ -1158,7 +1158,7 @@ async def test_a_leader_that_is_cut_off_from_its_log_is_ready_no_more(tmp_path: 
                 while (answer := await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 assert (answer.status, answer.body) == (503, "the ledger does not answer\n")
-                assert node.hub.status.is_open  # before UNREACHED_S, at which the sessions are closed
+                assert node.hub.status.is_open  # before UNREACHED_S, when the sessions are closed
                 with pytest.raises(InvalidStatus):
                     await people.agent("bob")
                 cable.mend()

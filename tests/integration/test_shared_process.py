@@ -1,4 +1,6 @@
-"""The agents of a folder share a process of `roundelay up`, and one of them that crashes, blocks or goes on harms no other."""
+"""Tests of agents in a folder that share a process of `roundelay up`: one that crashes, blocks or does not stop
+affects no other.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def write_agent(folder: Path, agent_id: str, more: str = "") -> None:
 
 @pytest.fixture
 def team(tmp_path: Path) -> Path:
-    """Of a node with three agents."""
+    """Folder of a node with three agents."""
     for agent_id in ("ann", "bob", "cat"):
         write_agent(tmp_path, agent_id)
     (tmp_path / "mytools.py").write_text(TOOLS)
@@ -160,7 +162,7 @@ async def test_a_tool_that_crashes_twice_isolates_only_its_agent(team: Path) -> 
 
 
 async def wait_for_restart(url: str, before: int) -> set[int]:
-    """Return the processes of the agents once all run again, and none of them in the process ``before``."""
+    """Return the processes of the agents once all run again, and none in the process ``before``."""
     async with asyncio.timeout(20):
         while True:
             found = (await listed(url)).values()
@@ -239,7 +241,7 @@ async def test_agents_of_a_stopped_or_killed_node_clean_up(team: Path, number: s
     async with node_up(team) as (up, url):
         agent, [forker] = (await pids(url))["ann"], _list_forkers(up)
         await begin_tool(team, url, "linger")
-        if number is signal.SIGTERM:  # as a service manager stops all processes of a service
+        if number is signal.SIGTERM:  # a service manager stops all processes of a service
             os.kill(forker, number)
             assert await ask(url, "bob", "hello") == "bob heard hello"
         os.kill(up.pid, number)
@@ -249,14 +251,14 @@ async def test_agents_of_a_stopped_or_killed_node_clean_up(team: Path, number: s
 
 
 async def begin_tool(team: Path, url: str, name: str) -> None:
-    """Let ann run a tool that writes the file ``held`` when it begins."""
+    """Let ann run a tool that creates the file ``held`` when it starts."""
     async with person(url) as mia, asyncio.timeout(20):
         await mia.send_text("ann", f"do {name}")
         while not (team / "held").exists():  # noqa: ASYNC110 (written by another process)
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.full  # the agent gets 12 seconds to stop by itself
+@pytest.mark.full  # the agent has 12 seconds to stop on its own
 @pytest.mark.parametrize("tool", ["hold", "linger"])
 async def test_agent_in_a_new_interpreter_ends_with_its_node(team: Path, tool: str) -> None:
     async with node_up(team) as (up, url):
@@ -294,7 +296,7 @@ main(["up"])
 
 
 async def test_node_survives_agents_that_end_after_a_lost_forker(team: Path) -> None:
-    """The node hears of the forker's end first. Its agents then end one after another, and start again."""
+    """The node learns about the forker's end first. Then its agents end one after another, and start again."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", UNTIED, cwd=team, stdin=-1, stdout=-1, stderr=-1, env=dict(os.environ)
     )
@@ -323,7 +325,7 @@ async def test_one_wrong_file_of_a_shared_process_stops_the_start(team: Path) ->
     assert "missing.j2" in done.err
 
 
-@pytest.mark.full  # waits until the node is sure
+@pytest.mark.full  # waits until the node is certain
 @pytest.mark.parametrize("tool", ["block", "hold"])
 async def test_an_agent_that_blocks_the_event_loop_is_isolated(team: Path, tool: str) -> None:
     async with node_up(team) as (up, url), person(url) as mia:

@@ -1,4 +1,6 @@
-"""`roundelay agent run` ends at a signal; at a second one even if a tool hinders the end."""
+"""Test of signals to `roundelay agent run`: it ends at the first one, or at the second one if a tool prevents the
+end.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ async def test_a_second_signal_ends_agents_whose_tool_does_not_let_go(tmp_path: 
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            await process.stdout.readline()  # it is ready
+            await process.stdout.readline()  # the process is ready
             await mia.send_text("bob", "go")
             while b"begun" not in await process.stdout.readline():
                 pass

@@ -1,4 +1,4 @@
-"""An agent that finishes without a word to the person who waits for one: every screen says so."""
+"""Tests of an agent that finishes without a message to the waiting person: every screen shows it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def script(request: ModelRequest) -> Action | list[Action]:
 
 
 async def silent_ends(network: Network, mia: Person, *texts: str, to: str = "agent:ann") -> list[bool]:
-    """Whether the signal at the end of each reaction says that there is no answer."""
+    """Return, for each reaction, whether its end signal reports a missing answer."""
     told: list[bool] = []
     for text in texts:
         await mia.client.send(to, text)
@@ -62,7 +62,7 @@ async def test_the_end_of_work_says_that_there_is_no_answer() -> None:
         await mia.client.call("network.watch", {"signals": True})
         texts = ("quiet", "hello", "beside", "by a tool", "elsewhere", "quiet")
         assert await silent_ends(network, mia, *texts) == [True, False, False, False, True, True]
-        # To everybody a person's message needs no answer of each, but one who is named is asked.
+        # A person's broadcast needs no answer from every agent, but a mentioned agent must answer.
         assert await silent_ends(network, mia, "quiet", "quiet @ann", to="broadcast") == [False, True]
 
 

@@ -1,4 +1,6 @@
-"""Whole networks in virtual time: the same seed gives the same ledger, and nothing is lost whatever is done to the network."""
+"""Tests of whole networks in simulated time: a seed always gives the same ledger, and nothing is lost, whatever
+happens to the network.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ FAULTS = FaultPlan(drops=3, agent_kills=3, hub_restarts=2, within_s=3)
 
 
 def desk_script(request: ModelRequest) -> Answer:
-    """The desk asks finance for each order of a person's, and tells the person what it heard."""
+    """Script in which the desk asks finance for each person's order, and reports the answer."""
     view = read_prompt(request)
     if view.turn > 1:
         return finish()
@@ -86,7 +88,7 @@ def digest(seed: int, plan: FaultPlan) -> str:
 def test_a_seed_gives_one_ledger_in_this_process_and_in_another(plan: FaultPlan) -> None:
     here = [digest(seed, plan) for seed in (1, 2, 1)]
     assert here[0] == here[2]
-    assert here[0] != here[1]  # the seed is heard
+    assert here[0] != here[1]  # the seed has an effect
     program = f"from tests.integration.test_simulation import *; print(digest(1, {plan!r}))"
     for hash_seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -131,7 +133,7 @@ def test_idle_waits_for_what_is_under_way_and_for_nothing_else() -> None:
         await mia.client.send_text("away", "are you there?")
         await mia.client.send_text("asker", "do it")
         began_s = simulation.elapsed_s
-        await simulation.idle()  # the question is put and waits for mia, the killed one is not waited for
+        await simulation.idle()  # the question waits for mia, and the killed agent does not block idle
         assert [message.text for message in mia.heard] == ["Which one?"]
         assert 0 < simulation.elapsed_s - began_s < 5
         await simulation.restart("away")
@@ -194,7 +196,7 @@ def test_a_sync_tool_runs_in_the_loop_at_one_moment() -> None:
         def look() -> str:
             """Look at the clock."""
             times.append(simulation.elapsed_s)
-            time.sleep(0.05)  # in a thread, virtual time would pass the tool's timeout meanwhile
+            time.sleep(0.05)  # in a thread, simulated time would exceed the tool's timeout
             return "seen"
 
         def script(request: ModelRequest) -> Answer:
@@ -250,7 +252,7 @@ def test_what_cannot_be_done_says_so() -> None:
 
 
 class Sleepy:
-    """A model that waits for what never comes in virtual time."""
+    """A model that waits for an event that never happens in simulated time."""
 
     name = "sleepy"
 

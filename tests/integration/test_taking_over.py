@@ -1,4 +1,4 @@
-"""A person takes a thread over from an agent of this package, and gives it back: what the model reads, and what is said."""
+"""Tests of takeovers of a thread from an agent of this package: the input of the model, and the messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
 
 
 class Bob:
-    """An agent whose first turn calls a tool that waits until the test lets it go; keeps what its model read last."""
+    """An agent whose first turn calls a tool that waits for the test's permission. It records the last input of its
+    model.
+    """
 
     def __init__(self, *, is_stubborn: bool = False, **options: Any) -> None:
         self.begun, self.release, self.heard = asyncio.Event(), asyncio.Event(), Heard()
@@ -68,7 +70,7 @@ async def until_nothing_is_open(mia: Person) -> None:
 
 
 async def ask_again(mia: Person) -> None:
-    """Until this is answered, whatever else is said."""
+    """Ask bob, and skip all other messages until the answer."""
     asked = await mia.client.send_text("bob", "and now?")
     while (await mia.hear()).reply_to != asked.seq:
         pass
@@ -127,7 +129,7 @@ async def test_what_others_said_meanwhile_that_wakes_nobody_is_read_too(network:
 async def test_an_agent_that_starts_again_answers_once_too(
     network: Network, stopped: str, given: str, note: str | None
 ) -> None:
-    """It stops before or after the thread is taken, and comes back before or after it is given back."""
+    """The agent stops before or after the start of the takeover, and starts again before or after its end."""
     mia, bob = await Person.join(network, "mia"), Bob()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(network, bob.runner))
@@ -203,7 +205,7 @@ async def test_a_held_thread_holds_up_no_other_however_much_is_said_in_it() -> N
 async def test_an_answer_that_was_on_its_way_is_refused_and_made_anew(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing breaks the work off here: the agent hears of the hold by the refusal alone."""
+    """Nothing interrupts the reaction here: the agent notices the takeover only by the refusal."""
     mia, bob = await Person.join(network, "mia"), Bob()
     monkeypatch.setattr(ReactionScheduler, "_interrupt", ignore)
     monkeypatch.setattr(ReactionScheduler, "_end_takeovers", lambda scheduler, thread_id: None)
@@ -230,7 +232,7 @@ async def test_a_reply_thread_that_nobody_has_begun_is_held_too(network: Network
         await turn(mia, "take", f"thread:{asked.seq}")
         bob.release.set()
         assert bob.runner._scheduler is not None
-        # Otherwise the question is next again as soon as the takeover ends.
+        # Otherwise, the question is next again as soon as the takeover ends.
         while not any(bob.runner._scheduler.inbox._taken_over.values()):
             await mia.client.call("network.info")
         await mia.client.send("broadcast", "my answer", reply_to=asked.seq)
@@ -244,7 +246,9 @@ async def test_a_reply_thread_that_nobody_has_begun_is_held_too(network: Network
 async def test_who_is_at_a_later_message_of_the_thread_answers_once(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is given back, and the later one in work, before what was broken off has looked whether it is held."""
+    """The takeover ends, and the later message is in work, before the interrupted reaction has checked for a
+    takeover.
+    """
     mia, bob = await Person.join(network, "mia"), Bob()
     find = Takeovers._find_taken_over
 

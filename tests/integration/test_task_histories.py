@@ -20,7 +20,7 @@ MODS = ["channels", "discovery", "tasks"]
 
 
 class Clients:
-    """Clients that call at random. ``history`` has the calls by task."""
+    """Clients that make random calls. ``history`` has the calls by task."""
 
     def __init__(
         self, join: Callable[[str], NetworkClient], now: Callable[[], float], chance: random.Random, tasks: list[int]
@@ -33,14 +33,14 @@ class Clients:
         client = self._join(name)
         await client.connect()
         for _ in range(operations):
-            # Near each other, so that calls meet at the same task.
+            # Choose among few tasks, so that calls meet at the same task.
             task = self._chance.choice(list(self.history)[:8])
             op = self._chance.choices(list(TASK_OPS), list(TASK_OPS.values()))[0]
             called, returned, result = self._now(), math.inf, None
             try:
                 result = await perform(client, f"tasks.{op}", {"task": int(task.partition("/")[2])})
                 returned = self._now()
-            except (Closed, RoundelayError):  # this client was killed: it never learns the result
+            except (Closed, RoundelayError):  # this client was killed, so it never learns the result
                 return
             finally:
                 self.history[task].append(Call(name, op, called, returned, result))
@@ -68,7 +68,7 @@ def record(seed: int, operations: int, kills: int) -> dict[str, list[Call]]:
             await asyncio.sleep(chance.uniform(0.05, 0.3))
             name = chance.choice(CLIENTS)
             if not works[name].done():
-                # As `kill -9`: nothing more arrives, and another process begins under the same id.
+                # As with `kill -9`, nothing more arrives, and another process starts with the same ID.
                 await simulation._transports[name].kill()
                 await asyncio.gather(works[name], return_exceptions=True)
                 works[name] = asyncio.create_task(clients.run(name, each // 2))

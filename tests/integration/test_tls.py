@@ -1,4 +1,4 @@
-"""A node that encrypts: who can reach it, what is said to who cannot, and that nothing else changes."""
+"""Tests of a node with TLS: the clients that can reach it, the errors of others, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TIMEOUT_S = 20.0
 
 async def test_commands_and_agents_of_this_machine_reach_their_node_by_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "roundelay.yaml").write_text(AGENT)
-    certificate, key = make_certificate(tmp_path, name="DNS:hub.example")  # another name than it is reached by
-    # Others may connect, and with TLS no further flag is needed for that.
+    certificate, key = make_certificate(tmp_path, name="DNS:hub.example")  # a name other than its address
+    # Other machines may connect, and with TLS this needs no further flag.
     async with command("up", "--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key, cwd=tmp_path) as up:
         ready = await up.line(r"^Roundelay is ready at (wss://0\.0\.0\.0:(\d+)/) .*agents bob\)")
         url = f"wss://127.0.0.1:{ready[2]}/"

@@ -1,4 +1,6 @@
-"""Every node of a shared log drops the old rows that the leader decides to drop. docs/cluster.md ("Configuration of a cluster node")."""
+"""Tests that every node of a shared log drops the old rows that the leader decides to drop. docs/cluster.md
+("Configuration of a cluster node").
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
     await rebuild_index(make_shared_log(log), c)
     taking_over = asyncio.create_task(follower.open())
     await leader.expire_calls(7)
-    await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # it is done once more
+    await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # called once more
     await rebuild_index(make_shared_log(log), c)
     sleep(leader)
     await taking_over
@@ -165,7 +167,7 @@ class Killed(LedgerError):
 
 
 class Failing(SQLiteLedger):
-    """Is killed, as it were, after so many transactions of a trim."""
+    """An index whose process is killed, in effect, after a number of transactions of a trim."""
 
     left = 0
 
@@ -179,7 +181,7 @@ class Failing(SQLiteLedger):
 async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "MAX_DROPPED_BYTES", 60)  # several transactions for one trim
+    monkeypatch.setattr(retention, "MAX_DROPPED_BYTES", 60)  # a trim takes several transactions
     monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.05)
     log, random = server.url("lab"), Random(18)
     dbs = [tmp_path / "a.db", tmp_path / "b.db"]
@@ -191,7 +193,7 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
         assert isinstance(index, Failing)
         index.left = random.choice((0, 1, 2, 99))
         try:
-            await made.open()  # continues the trim that the other node began
+            await made.open()  # continues the trim of the other node
             for _ in range(random.randrange(1, 12)):
                 head += 1
                 puts = [letter(random.randrange(1, head + 1))] if random.random() < 0.4 else []
@@ -261,7 +263,7 @@ async def test_of_a_database_that_lacks_what_no_trim_has_dropped_no_log_is_made(
     assert f"has no whole row #{lacks}" in refused.err
 
 
-# --- the log itself begins later
+# --- logs whose first records are dropped
 
 
 def value_of(db: Path, table: str) -> list[object]:
@@ -301,7 +303,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     await leader.append([mixed(1)], tokens)
     for seq in range(2, 10):
         await leader.append([mixed(seq)], [letter(seq)])
-    await leader.forget_dropped()  # as whoever trims does at the end: it leaves a base
+    await leader.forget_dropped()  # each trim ends with this, which writes a snapshot
     assert await first_of(log) == 1, "rows from before are kept"
     based = await make_and_count(log)
     for seq in range(10, 20):
@@ -396,7 +398,7 @@ def fail_after(left: int, append: Append) -> Append:
 
 
 async def open_or_make(log: str, db: Path) -> ReplicatedLedger:
-    """Open a ledger; delete its index first if the log begins later now, as an operator would do."""
+    """Open a ledger. If the log now starts later, delete its index first, as an operator would."""
     made = ledger(log, db)
     try:
         await made.open()
@@ -480,7 +482,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
     for seq in range(1, 12):
         await leader.append([mixed(seq)], [TableWrite("token", f"hash-{seq}", Token("ann", "agent", seq))])
     await leader.forget_dropped()
-    await server.drop("lab", 1, 2, 3)  # as if it were the beginning of a drop
+    await server.drop("lab", 1, 2, 3)  # as if a drop had started
     async with asyncio.timeout(20):
         with pytest.raises(UnusableLog, match="records are missing"):
             await ledger(log, tmp_path / "early.db").open()
@@ -494,7 +496,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
         assert await difference(log, path) == ""
     assert value_of(tmp_path / "b.db", "token") == value_of(tmp_path / "a.db", "token")
     again = await open_or_make(log, tmp_path / "b.db")
-    await again.forget_dropped()  # and the next pass ends it
+    await again.forget_dropped()  # the next pass finishes it
     assert await first_of(log) > 12
     await again.close()
 
@@ -539,7 +541,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     await leader.expire_calls(6)
     await leader.forget_dropped()
     await leader.append([mixed(12)], [])
-    await rebuild_index(make_shared_log(log), b)  # it has the base, and not what is dropped from here on
+    await rebuild_index(make_shared_log(log), b)  # it has the snapshot, but not the records dropped after it
     await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=13))
     await leader.forget_dropped()
     assert await first_of(log) > 1
@@ -561,7 +563,7 @@ async def test_a_base_is_due_sooner_in_a_log_that_fills(
     leader = ledger(log, tmp_path / "a.db")
     await leader.open()
     head = 0
-    for _ in range(40):  # several times what it may hold
+    for _ in range(40):  # several times the maximum
         for _ in range(5):
             head += 1
             await leader.append([message(head, "ann", "agent:bob", thread="t" * 3_000)], [])

@@ -1,4 +1,6 @@
-"""`roundelay up` and `roundelay agent run`: a node and its agents as processes, which start, fail, crash and stop."""
+"""Tests of `roundelay up` and `roundelay agent run`: a node and its agents as processes that start, fail, crash and
+stop.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ANN = "id: ann\nprocess: own\ninstruction: Greet.\nmodel: {rules: [{do: [{say: '
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a node with one agent, ann."""
+    """Folder of a node with one agent, ann."""
     (tmp_path / "roundelay.yaml").write_text("port: 0\nagents: [ann.yaml]\n")
     (tmp_path / "ann.yaml").write_text(ANN)
     return tmp_path
@@ -38,14 +40,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def team(folder: Path) -> Path:
-    """Of a node with two, ann and bob."""
+    """Folder of a node with two agents, ann and bob."""
     (folder / "roundelay.yaml").write_text(TEAM)
     return folder
 
 
 @asynccontextmanager
 async def node_up(folder: Path, *flags: str | Path, **environment: str) -> AsyncIterator[tuple[Command, str]]:
-    """A running node and its URL."""
+    """Run a node. Yield the command and its URL."""
     async with command("up", *flags, cwd=folder, **environment) as up:
         ready = await up.line(r"^Roundelay is ready at (ws://\S+) ")
         try:
@@ -56,7 +58,7 @@ async def node_up(folder: Path, *flags: str | Path, **environment: str) -> Async
 
 
 async def ask(url: str, agent_id: str, text: str) -> str:
-    """What an agent answers to a person."""
+    """Ask an agent as a person, and return the answer."""
     async with asyncio.timeout(30), NetworkClient("mia", url, kind="human") as mia:
         question = await mia.send_text(agent_id, text)
         async for message in mia:
@@ -66,7 +68,9 @@ async def ask(url: str, agent_id: str, text: str) -> str:
 
 
 def children(pid: int) -> dict[str, int]:
-    """The processes of a node's agents, by the name of the process: an agent's id, or ``agents`` for those that share one."""
+    """Return the processes of a node's agents by process name: an agent's ID, or ``agents`` for agents that share
+    one.
+    """
     found = {}
     for child in _list_children(pid):
         if _read_name(child) == "forker":
@@ -86,12 +90,14 @@ def _read_name(pid: int) -> str:
 
 
 def list_notes() -> list[Path]:
-    """The notes by which nodes of this machine are found."""
+    """Return the node files of this machine."""
     return list((home() / "nodes").iterdir())
 
 
 async def gone(pid: int) -> None:
-    """Wait for the end of a process that is not this one's. Kill it if it does not end, so that it loads no later test."""
+    """Wait for the end of a process that is not a child of this one. Kill it if it does not end, so that it cannot
+    slow down later tests.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -259,7 +265,7 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
         await up.stop()
 
 
-# -- what it logs
+# -- log lines
 
 
 async def test_the_log_tells_what_starts_joins_leaves_fails_and_stops_and_nothing_that_is_said(team: Path) -> None:
@@ -302,18 +308,18 @@ async def test_the_log_in_words_has_times_and_is_silent_by_default(folder: Path)
     assert any("the node has stopped" in line for line in up.errors)
 
 
-# -- whose ids the agents' are
+# -- ownership of the agents' IDs
 
 
 async def squat(port: int, agent_id: str) -> str:
-    """Try to take an id, as a process of this machine that waits for the node to listen; gives what that came to."""
+    """Try to take an ID, like a local process that waits until the node listens. Return the result."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
                 session = await WireSession.open(f"ws://127.0.0.1:{port}/")
                 break
             except OSError:
-                await asyncio.sleep(0.001)  # it is the attack, not the test, that tries again and again
+                await asyncio.sleep(0.001)  # this is the attack's retry loop, not a poll of the test
         await session.send_frame(hello_frame(agent_id, token=make_token()))
         answer = await session.next_frame()
         await session.close()
@@ -372,7 +378,7 @@ async def test_nobody_can_connect_before_the_node_is_prepared(tmp_path: Path) ->
         await (await WireSession.open(node.url)).close()
 
 
-# -- failing: one sentence each that says what, where and what next
+# -- failures: one sentence each, with the problem, the place and the next step
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -380,7 +386,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 async def fails(folder: Path, *flags: str | Path, code: int, **environment: str) -> str:
-    """The sentence of a node that did not start."""
+    """Run a node that cannot start, and return its error."""
     done = await run("up", *flags, code=code, cwd=folder, **environment)
     assert done.out == ""
     assert done.err.startswith("Error: ")

@@ -1,4 +1,4 @@
-"""`roundelay view`: the page on a ledger's file, of which nothing changes. docs/web.md."""
+"""Tests of `roundelay view`, which shows the page for a ledger file and changes nothing in it. docs/web.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ledger(tmp_path: Path) -> Path:
 
 
 def look_at_folder(folder: Path) -> dict[str, str]:
-    """Everything that is there, byte by byte."""
+    """Return a hash of every file in the folder."""
     return {it.name: hashlib.sha256(it.read_bytes()).hexdigest() for it in folder.iterdir() if it.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Links that log a person in to the page: of `roundelay up`, of `roundelay web` and of the demo. docs/web.md."""
+"""Tests of links that log a person in to the page, made by `roundelay up`, `roundelay web` and the demo. docs/web.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/#login=([a-z0-9._-]+)~([\w-]{43})"
 
 
 async def open_link(link: str, *, token: str | None = None) -> WireSession:
-    """What the page does with a link, as a browser does it: the first frame of the hub is yet to come."""
+    """Use a link as a browser does. The hub's first frame has not been read yet."""
     found = LINK.fullmatch(link)
     assert found is not None, link
     page = await WireSession.open(found[1].replace("http", "ws") + "/", origin=found[1])
@@ -162,7 +162,9 @@ async def test_a_wrong_public_address_is_refused_with_its_line(tmp_path: Path, w
 
 
 async def test_up_opens_the_page_of_a_new_network_and_only_then(tmp_path: Path) -> None:
-    """The browser's command line, which other users can read, holds no code; the file that does is its owner's."""
+    """Other users can read the browser's command line, so it contains no code. Only the owner can read the file with
+    the code.
+    """
     seen, home = tmp_path / "seen", tmp_path / "home"
     browser = tmp_path / "browser"
     browser.write_text(

@@ -239,7 +239,7 @@ async def test_what_is_wrong_is_said_as_the_protocol_says_it() -> None:
         with pytest.raises(UnsupportedOperationError):
             await anext(aiter(client.subscribe(SubscribeToTaskRequest(id=done.id))))
         async with it.official() as other:
-            # a different message under a known ID
+            # A different message under a known ID.
             assert texts(assemble(await tell(other, say("two")))) == ["I hear two"]
         [thread] = [
             one

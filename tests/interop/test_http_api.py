@@ -161,7 +161,7 @@ async def test_nobody_comes_in_without_the_token_of_its_id() -> None:
         basic = await http.get("/v1/agents", auth=("form", good))
         assert basic.status_code == 200
         operator = await node.service("roundelay-test")
-        # no new participant was created
+        # No new participant was created.
         assert {it["agent_id"] for it in basic.json()["agents"]} == {"form", "roundelay-test"}
         await operator.call("network.revoke_token", {"agent_id": "form"})
         assert (await http.get("/v1/agents", auth=("form", good))).status_code == 403

@@ -205,7 +205,7 @@ async def test_nothing_that_a_host_brings_back_decides_another_request_or_twice(
         yes = {"input_responses": {key: ElicitResult(action="accept", content=answer)}}
         no = {"input_responses": {key: ElicitResult(action="accept", content={**answer, "decision": "deny"})}}
         state = asked.request_state or ""
-        # an answer to a question that was never asked
+        # An answer to a question that was never asked.
         assert isinstance(await host.reply(one, **yes), InputRequiredResult)
         for seq, text, brought in (
             (two, "/approve", state),

@@ -159,7 +159,7 @@ async def test_nobody_comes_in_without_a_token_and_a_page_of_another_site_not_at
 async def test_no_words_of_a_participant_pass_for_anothers_or_for_the_tools_own() -> None:
     async with running_node(limits={"root_messages_per_s": 1000}) as node, host_over_http(node, "coder") as host:
         operator = await node.service("roundelay-test")
-        # nobody can bind these IDs by first use
+        # Nobody can bind these IDs by first use.
         senders = [await node.invite(operator, it, kind="agent") for it in NAMES]
         for number, text in enumerate(PAYLOADS):
             await node.agent(f"eve{number}", card={"description": text})

@@ -107,7 +107,7 @@ async def test_the_inspector_lists_and_calls_each_tool(transport: str, tmp_path:
         }[transport]
 
         async def inspect(*args: str) -> Any:
-            # in a command, all words before its options belong to the server
+            # In a command, all words before its options belong to the server.
             its_token = ("-e", f"ROUNDELAY_TOKEN={token}")
             command = (*its_token, *args, "--", *target) if transport == "stdio" else (*target, *args)
             code, told, wrong = await run_node(program, "--cli", *command, folder=tmp_path)

@@ -38,7 +38,7 @@ class TestAgent(ChatModelIntegrationTests):
     def has_structured_output(self) -> bool:
         return False  # it answers with text
 
-    # its Responses client omits `stop` on its own
+    # Its Responses client omits `stop` on its own.
     @pytest.mark.xfail(API == "chat", reason="an agent's answer is not cut: `stop` is refused", strict=True)
     def test_stop_sequence(self, model: BaseChatModel) -> None:
         super().test_stop_sequence(model)

@@ -204,7 +204,7 @@ VERBS: dict[str, Verb] = {
     "loop": lambda request, it: [send(it.via, f"@{it.via} do loop via {request.agent_id} {it.loot}"), finish()],
     "rest": lambda request, it: [call("rest"), say(it.loot)],
     "resumed": lambda request, it: [call("rest"), say(it.loot)],  # the agent is killed while `rest` runs
-    # a person stops the reaction
+    # A person stops the reaction.
     "stopped": lambda request, it: [[call("repeat", text=it.loot), call("rest")], say(it.loot)],
     "rest_and_answer": lambda request, it: [call("rest"), send(it.view.incoming_sender, f"@{it.view.incoming_sender} do probe_quietly"), finish()],
     "have_rest": lambda request, it: [send(it.via, it.pass_on("rest_and_answer")), finish()],

@@ -66,7 +66,7 @@ async def invoke(
     return done
 
 
-# the streams, the working directory and the environment belong to the whole process
+# The streams, the working directory and the environment belong to the whole process.
 _ONE_AT_A_TIME = ThreadPoolExecutor(1)
 
 

@@ -100,7 +100,7 @@ class RandomNetwork:
         more: dict[str, Any] = {}
         known = self.hub.state.head
         if dice < 0.75:
-            # the hub refuses a cause that the sender may not read, without any effect
+            # The hub refuses a cause that the sender may not read, without any effect.
             if rng.random() < 0.5 and known > 5:
                 more["cause"] = rng.randint(max(1, known - 12), known)
             place = rng.random()

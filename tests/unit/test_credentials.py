@@ -52,7 +52,7 @@ async def test_a_key_is_sent_without_what_is_around_it(form: str, way: str, monk
         assert (await model.complete(ASK)).text == "ok"
 
 
-# no environment variable can hold a NUL
+# No environment variable can hold a NUL.
 @pytest.mark.parametrize("written", [it for it in UNSENDABLE if "\x00" not in it])
 @pytest.mark.parametrize("variable", ["TEAM_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_quoted(

@@ -352,7 +352,7 @@ def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None
 
         return count_bytes(draft)
 
-    # the state's own tables may grow; a copy of one takes more than 100,000 bytes
+    # The state's own tables may grow; a copy of one takes more than 100,000 bytes.
     assert change(5000) - change(5) < 50_000
 
 

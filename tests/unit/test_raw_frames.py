@@ -148,7 +148,7 @@ def read_all(chunks: list[bytes]) -> list[tuple[Opcode, bool, bytes]]:
 @pytest.mark.parametrize("payloads", [[b"y" * size for size in SIZES], [b"y" * (LARGE_BYTES + 1)]])
 def test_joined_frames_are_those_that_a_parser_reads(payloads: list[bytes]) -> None:
     joiner = FrameJoiner()
-    # two readers of the same frames, and a reader of others
+    # Two readers of the same frames, and a reader of others.
     for told in (payloads, list(payloads), payloads[:1], payloads):
         reader = Protocol(Side.CLIENT, max_size=None)
         for data in joiner.join(told):

@@ -172,7 +172,7 @@ async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_
         await begin(bob, seq)
         await bob._link._wire.drop()  # type: ignore[union-attr]  # its process dies; the reaction is open
         bob._link._task.cancel()  # type: ignore[union-attr]
-    # a newer session lets the hub detect that the old one is lost
+    # A newer session lets the hub detect that the old one is lost.
     await (await network.join("bob", role="reactor")).close()
     mia = await network.join("mia", kind="human")
     await mia.call("network.retry_dead_letter", {"seq": seq, "agent_id": "bob"})

@@ -979,7 +979,7 @@ def test_a_dead_letter_taken_back_comes_to_one_session_also_where_another_came_w
     machine = Delivery()
     machine.begin()
     machine.send_some(pick=2, to="agent:alice", number=2, settles=True)
-    # keeps alice's ack cursor below the following messages
+    # Keeps alice's ack cursor below the following messages.
     machine.nack(pick=0, number=2, retry_after_ms=700, settles=True)
     machine.send_some(pick=2, to="agent:alice", number=1, settles=True)
     machine.fail_always(pick=0)

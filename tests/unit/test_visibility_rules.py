@@ -208,7 +208,7 @@ def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
             rule = PromptFilter(state, "people", trigger, label)
             people = {name for name in PEOPLE if knows(state, name, label, trigger.seq)}
             reading = {name for name in everybody if may_read(state, name, label)}
-            # removed participants count too: the thread was theirs
+            # Removed participants count too: the thread was theirs.
             named = parties(label) if label.kind == "direct" else (label.sender_id,)
             reading -= {name for name in PROGRAMS if state.present(name) is None and name not in named}
             if people:
