@@ -1,1 +1,1 @@
-"""Several nodes that share one log: the leader appends records, and the other nodes follow."""
+"""A cluster: several nodes share one log. The leader appends records to the log, and the other nodes follow it."""

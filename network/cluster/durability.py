@@ -1,5 +1,6 @@
-"""`DurabilityCheck`: checks whether the settings of the shared log's engine guarantee that acknowledged records are on
-disk."""
+"""`DurabilityCheck`: checks whether the settings of the shared log's engine (NATS JetStream or PostgreSQL) guarantee
+that acknowledged records are on disk.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ log = logging.getLogger(__name__)
 
 
 class DurabilityCheck:
-    """Checks whether the engine stores records on disk before it acknowledges them. With ``is_required``, the check
-    fails if the engine's settings do not guarantee this. ``report`` receives messages for the operator."""
+    """Checks whether the log's engine stores records on disk before it acknowledges them. With ``is_required``, the
+    check fails if the engine's settings do not guarantee this. ``report`` receives messages for the operator."""
 
     def __init__(self, shared: SharedLog, report: Callable[[str], None], *, is_required: bool) -> None:
         self._shared = shared
         self._report = report
         self._is_required = is_required
         self._risk: str | None = None
-        """Reason why acknowledged records may not be on disk. An empty text means no risk, and None means that no check
-        has run yet."""
+        """Reason why acknowledged records may not be on disk. An empty string means that there is no risk, and None
+        that no check has run yet."""
         self.checked_at = 0.0
 
     @property
     def level(self) -> str:
-        """Durability level of acknowledged records: ``full`` if the engine's settings show that they are on disk, else
-        ``replicated``."""
+        """Durability level of acknowledged records: ``full`` if the engine's settings show that they are on disk,
+        otherwise ``replicated``."""
         return "full" if self._risk == "" else "replicated"
 
     @property

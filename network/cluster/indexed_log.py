@@ -2,8 +2,8 @@
 
 The leader, the follower and the election of one node share an `IndexedLog`. The log is authoritative. The index is a
 SQLite file that contains only data from the log, so a node can rebuild a lost index from the log. The cursor of the
-index (the row ``followed/log``) contains the position of the last record that is completely in the index. The cursor is
-stored in the same transaction as the rows of that record.
+index (the row ``followed/log``) contains the position of the last record that is completely in the index. It is stored
+in the same transaction as the rows of that record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .shared_log import LogIncomplete, LogRecord, SharedLog, UnusableLog, follow
 
 
 class LogRoom(NamedTuple):
-    """Free and total size of the log in bytes, as last known to this node."""
+    """Free and total size of the log in bytes, as this node last knew them."""
 
     free: int
     total: int
@@ -47,7 +47,7 @@ class LogRoom(NamedTuple):
 
 
 class EngineContact:
-    """Records the time of the engine's last answer."""
+    """Time of the last answer from the engine that stores the shared log."""
 
     def __init__(self) -> None:
         self.answered_at = 0.0
@@ -70,7 +70,7 @@ class EngineContact:
 
 
 class IndexedLog:
-    """The shared log and this node's index of it. ``report`` receives sentences for the operator."""
+    """The shared log and this node's index of it. ``report`` receives messages for the operator."""
 
     def __init__(self, shared: SharedLog, index: SQLiteLedger, *, clock: Clock, report: Callable[[str], None]) -> None:
         self.shared = shared
@@ -80,14 +80,14 @@ class IndexedLog:
         self.contact = EngineContact()
         self.room = LogRoom(0, 0)
         self.node_name = ""
-        """Address of this node that other nodes and clients see, as HOST:PORT."""
+        """Address of this node for other nodes and for clients, as HOST:PORT."""
         self.owner_digest = ""
         """Digest of this node's owner token. Nodes compare their digests to detect different tokens without revealing
-        the token."""
+        them."""
         self._clock = clock
         self._short_since: float | None = None
         """Time at which the log was first found to end before the last record that this node has read, or None if the
-        log is not too short."""
+        log is long enough."""
 
     @property
     def name(self) -> str:
@@ -99,8 +99,8 @@ class IndexedLog:
     # --- the cursor
 
     async def open_shared(self) -> None:
-        """Open the log. If this node already knows the log, a missing log is an error: a new log would have a different
-        history."""
+        """Open the log. If this node already knows the log, a missing log is an error, because a new log would have a
+        different history."""
         is_known = await self.index.lookup_cold("followed", "log") is not None
         await self.shared.open(create=not is_known)
 
@@ -109,38 +109,38 @@ class IndexedLog:
         log."""
         cursor: IndexPosition | None = await self.index.lookup_cold("followed", "log")
         if cursor is None:
-            # Refuse an index with rows but without a cursor. Following the log would mix two histories under the same
-            # seqs.
+            # Refuse an index that has rows but no cursor. Following the log would mix two histories with the same seqs.
             if await self.index.rows(0, 1):
                 raise UnusableLog(
-                    f"{self.index.path} has a history of its own, which the log {self.name} does not hold. Name a new "
-                    "file with --db."
+                    f"{self.index.path} has a history of its own, which is not in the log {self.name}. Name a new file "
+                    "with --db."
                 )
             self.reader = await find_beginning(self.shared)
             return
-        # The log may seem too short only for a moment, because a deposed server reports an old end for a moment. The
-        # election therefore waits for some time before it reports the error.
+        # The log may seem too short for a moment, because a deposed server may report an old end. So the election waits
+        # for some time before it reports this error.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
-                f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
-                "fewer: it is another log, or it has lost records. To go on with this log, name a new file with --db."
+                f"{self.index.path} was built from a log with at least {cursor.position} records, but {self.name} has "
+                "fewer. It is another log, or it has lost records. To use this log, name a new file with --db."
             )
         if cursor.position < await self.shared.first():
             beginning = await find_beginning(self.shared)
             raise UnusableLog(
                 f"{self.index.path} has followed {self.name} up to record {cursor.position}, and that log begins at "
-                f"{beginning.end + 1} by now: move {self.index.path} away (not {self.index.path}.owner), and start this "
-                "node again."
+                f"{beginning.end + 1} by now: move {self.index.path} away (but not {self.index.path}.owner), and start "
+                "this node again."
             )
-        # Compare the record at the cursor's position, because two different logs may both have this position.
+        # Compare the record at the cursor's position, because two different logs may both have a record there.
         async with self.follow(cursor.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != cursor.digest:
             raise UnusableLog(
-                f"{self.index.path} was made from another log than {self.name}: name a new file with --db, or that log."
+                f"{self.index.path} was built from another log than {self.name}: name a new file with --db, or that "
+                "log."
             )
-        # Restore the reader's state at this record from the cursor. Otherwise, the node would have to read the log from
-        # its start, which takes hours.
+        # Restore the reader's state at this record from the cursor. Otherwise the node would have to read the log from
+        # its start, which may take hours.
         reader = LogReader(cursor.position, cursor.digest, self.index.head or None)
         reader.epoch, reader.name = cursor.epoch, cursor.name
         reader.snapshot, reader.snapshot_head = cursor.base, cursor.base_head
@@ -167,7 +167,7 @@ class IndexedLog:
         return follow_records(self.shared, after)
 
     async def append(self, kind: RecordKind, token: str, body: bytes = b"", **fields: Any) -> None:
-        """Append a record of the given kind. ``fields`` are additional fields of the record's header."""
+        """Append a record of the given kind. ``fields`` are additional fields for the record's header."""
         header = Header(kind=kind, writer=token, previous=self.reader.end_digest, **fields)
         await self.append_record(write_record(header, body))
 
@@ -176,19 +176,20 @@ class IndexedLog:
 
     async def append_record(self, record: bytes) -> None:
         """Append a record after the last record that this node has read, and update the reader. Raises `LeadershipLost`
-        if another node has already appended there."""
+        if another node has already appended a record there."""
         self.contact.note_request()
-        # Fencing: the engine refuses the record if another node has appended a record since this node's last read.
+        # Fencing: the engine refuses the record if another node has appended a record since this node read the log
+        # last.
         position = await self.shared.append(record, self.reader.end)
         self.reader.read(LogRecord(position, record))
-        # Estimate the free size until the next `refresh_room`, so that not every commit needs a query to the engine.
+        # Estimate the free size until the next `refresh_room`, so that a commit does not need a query to the engine.
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 
     async def drop(self, step: TrimStep) -> int:
         """Delete the rows of a trim from the index, and return their number. The trim must already be in the log. The
-        cursor is stored after the deletion, so a node that is killed in between reads the trim again and deletes the
-        remaining rows."""
+        cursor is stored after the deletion. So if the node is killed in between, it reads the trim again and deletes
+        the remaining rows."""
         dropped = await self.index.drop(step)
         await self.index.append([], [self.cursor_write()])
         return dropped
@@ -205,10 +206,11 @@ class IndexedLog:
         return end
 
     def check_end(self, end: int) -> None:
-        """Raise `LogIncomplete` if the log ends before the last record that this node has read, and this lasts longer
-        than `STALE_END_GRACE_S`.
+        """Raise `LogIncomplete` if the log ends before the last record that this node has read, and if this lasts
+        longer than `STALE_END_GRACE_S`.
 
-        A server of the engine that was deposed, but does not know this yet, reports an old end for a shorter time.
+        A server of the engine that was deposed and does not know it yet also reports an old end, but only for a shorter
+        time.
         """
         now = asyncio.get_running_loop().time()
         if end >= self.reader.end:
@@ -218,8 +220,8 @@ class IndexedLog:
         elif now - self._short_since > settings.STALE_END_GRACE_S:
             self._short_since = None
             raise LogIncomplete(
-                f"The shared log {self.name} ends at {end}, and this node has read its record {self.reader.end}: it "
-                "has lost records. Restore it."
+                f"The shared log {self.name} ends at {end}, but this node has read its record {self.reader.end}: the "
+                "log has lost records. Restore it."
             )
 
     async def refresh_room(self) -> None:
@@ -233,13 +235,14 @@ class IndexedLog:
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
             raise UnusableLog(
-                f"The shared log {self.name} begins at {first} by now, and not with a snapshot: records are missing, as "
-                "somebody has deleted them. Restore the log, or go on with another one. `roundelay view` and `roundelay "
-                "export` read what this node has."
+                f"The shared log {self.name} begins at {first} by now, and not with a snapshot: someone has deleted "
+                "records. Restore the log, or continue with another one. `roundelay view` and `roundelay export` can "
+                "read the data of this node."
             )
 
     async def first_kept(self) -> int:
-        """Return the lowest seq that the index must still contain: the first kept message or the first kept record."""
+        """Return the lowest seq that the index must still contain: the first kept message or the first kept record,
+        whichever is lower."""
         marks = await self.index.read_marks()
         return min(marks.first_seq, marks.first_record_seq)
 
@@ -248,24 +251,24 @@ class IndexedLog:
         if await self.first_kept() <= self.reader.missing_up_to:
             raise UnusableLog(
                 f"The shared log {self.name} lacks rows from before its first snapshot: records are missing. Restore "
-                "the log, or begin with a new one."
+                "the log, or start with a new one."
             )
 
     # --- other nodes
 
     async def broadcast_heartbeat(self, token: str = "") -> None:
-        """Broadcast a heartbeat to the other nodes. A leader's heartbeat contains its fencing token. Losing a heartbeat
-        is harmless."""
+        """Broadcast a heartbeat to the other nodes. A leader's heartbeat contains its fencing token. The loss of a
+        heartbeat does no harm."""
         owner = self.owner_digest if token else ""
         heartbeat = Heartbeat(self.node_name, self.reader.end, token, owner, self.now_ms())
         with suppress(LedgerError):
             await self.shared.broadcast(heartbeat.write())
 
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
-        """Return the name of the node that has claimed the log since this node's last read. Return an empty string if
+        """Return the name of the node that has claimed the log since this node read it last. Return an empty string if
         no claim is found in time.
 
-        With ``is_expected``, also wait for a future claim. Otherwise, read only up to the current end of the log.
+        With ``is_expected``, also wait for a future claim. Otherwise read only up to the current end of the log.
         """
         # Use a separate reader, because the node's main reader must stay at the position of the index.
         reader = LogReader(self.reader.end, self.reader.end_digest)
@@ -280,10 +283,10 @@ class IndexedLog:
 
 
 async def find_beginning(shared: SharedLog) -> LogReader:
-    """Return a reader that starts at the first readable record: the first record of the log, or the oldest snapshot.
+    """Return a reader that starts at the first readable record: the first record of the log, or its oldest snapshot.
 
-    Records before the oldest snapshot are skipped. If a node was killed while it dropped old records, the log may still
-    contain some of these records. Raises `UnusableLog` if neither a first record nor a snapshot exists.
+    Records before the oldest snapshot are skipped. Some of them may be left if a node was killed while it dropped old
+    records. Raises `UnusableLog` if the log has neither a first record nor a snapshot.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:
@@ -298,6 +301,6 @@ async def find_beginning(shared: SharedLog) -> LogReader:
                 if stored.position >= end:
                     break
     raise UnusableLog(
-        f"The shared log {shared.name} begins at {first}, and not with a snapshot: records are missing. Restore the log, "
-        "or begin with a new one."
+        f"The shared log {shared.name} begins at {first}, and not with a snapshot: records are missing. Restore the "
+        "log, or start with a new one."
     )

@@ -2,9 +2,9 @@
 
 Each network has its own stream, in file storage. A full stream refuses new records instead of dropping old ones. Each
 record is published with the sequence number that the last record of the stream must have
-(``Nats-Expected-Last-Sequence``). If two nodes publish at the same time, the server therefore accepts only one record.
-Each record also has an id. If the answer to a record is lost, the record can be published again under the same id
-without being stored twice.
+(``Nats-Expected-Last-Sequence``). So if two nodes publish at the same time, the server accepts only one record. Each
+record also has an id. If the answer to a record is lost, the client publishes the record again with the same id, and
+the server stores it only once.
 """
 
 from __future__ import annotations
@@ -48,42 +48,42 @@ with needs("cluster"):
 
 # Error codes of the NATS server (https://github.com/nats-io/nats-server/blob/main/server/errors.json)
 WRONG_LAST_SEQUENCE = (10071, 10164)
-"""Error codes if the last record of the stream does not have the expected sequence number."""
+"""Error codes for a stream whose last record does not have the expected sequence number."""
 STILL_STORING = 10158
-"""Error code if an earlier attempt to store the same record has not finished."""
+"""Error code of a record while an earlier attempt to store it has not finished."""
 NO_LEADER = 10008
 """Error code while the servers are electing their leader."""
 FULL = (10023, 10047, 10077)
-"""Error codes if the stream or the server is full. A retry does not help, although the server reports status 503, as
-for temporary failures."""
+"""Error codes of a full stream or server. A retry does not help, although the server reports status 503, as it does for
+temporary failures."""
 NOT_ENABLED = (10039, 10076)
 TOO_FEW_SERVERS = (10005, 10074)
-"""Error codes if there are fewer servers than the configured number of replicas."""
+"""Error codes if fewer servers are running than the configured number of replicas."""
 
 CONNECT_S = 5
 CONNECT_ALL_S = 10.0
-"""Total time limit for the first connection to any of the servers, in seconds."""
+"""Time limit for the first connection to any of the servers, in seconds."""
 RECONNECTS = 5
-"""Number of attempts to reconnect to each server. When all attempts have failed, the log must be opened again."""
+"""Number of attempts to reconnect to each server. After the last attempt, the log must be opened again."""
 APPEND_S = 2.0
 """Timeout of one attempt to append a record, in seconds."""
 PATIENCE_S = 10.0
-"""Maximum time for all attempts to append a record, in seconds. During this time, the servers may have to elect a
+"""Maximum time for all attempts to append a record, in seconds. The servers may need this time to elect their
 leader."""
 FOLLOW_S = 5.0
 """Time without a new record after which a follower queries the end of the log, in seconds."""
 AWAY_S = 4.0
-"""Time without a sign of a replica after which the replica counts as absent, in seconds. Replicas normally contact the
+"""Time without a sign of life from a replica after which it counts as absent, in seconds. Replicas normally contact the
 stream's leader every second."""
 HEARTBEAT_S = 5.0
-"""Interval at which the server sends heartbeats to a consumer, in seconds. If two heartbeats are missing, the client
-creates the consumer again."""
+"""Interval of the server's heartbeats to a consumer, in seconds. If two heartbeats are missing, the client creates the
+consumer again."""
 CLOSE_S = 2.0
 MONITOR_S = 1.0
 """Timeout of a request to a server's monitoring port, in seconds."""
 MAX_ANSWER_BYTES = 1 << 20
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts in memory. The oldest broadcasts beyond this number are dropped."""
+"""Maximum number of unread broadcasts in memory. If there are more, the oldest ones are dropped."""
 MIN_RECORD_BYTES = 64 * 1024
 UNBOUNDED = 1 << 62
 ALWAYS = "always"
@@ -97,18 +97,18 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """NATS client that never sends credentials over an unencrypted connection. The original client sends credentials
-    unencrypted if the server does not ask for TLS."""
+    """NATS client that never sends credentials over an unencrypted connection. The original client does so if the
+    server does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
-        # If the server requires TLS, the connection is already encrypted here.
+        # If the server requires TLS, the connection is already encrypted at this point.
         if not self._server_info.get("tls_required"):
-            raise _NotEncryptedError("it does not encrypt, and tls:// asks for that")
+            raise _NotEncryptedError("the server does not encrypt, but the address begins with tls://")
         return super()._connect_command()
 
 
 class JetStreamLog:
-    """`SharedLog` in one stream of NATS JetStream."""
+    """A `SharedLog` in one stream of NATS JetStream."""
 
     def __init__(self, address: NatsAddress) -> None:
         self._address = address
@@ -118,7 +118,7 @@ class JetStreamLog:
         self._has_broadcast = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
         self._syncs: dict[str, str] = {}
-        """Last known sync setting of each server, by server name. The value is ``always`` or an interval."""
+        """Last known sync setting of each server, by server name: ``always`` or an interval."""
 
     async def open(self, *, create: bool = True) -> None:
         refusals = list[Exception]()
@@ -137,9 +137,9 @@ class JetStreamLog:
             await self.close()
             if refusals:
                 raise LedgerError(
-                    f"The NATS servers of {self.name} do not give this user the permissions of a node ({refusals[-1]}): "
-                    f"it has to publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> and "
-                    f"{self._subject}.said."
+                    f"The NATS servers of {self.name} do not give this user the permissions of a node "
+                    f"({refusals[-1]}): it has to publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> "
+                    f"and {self._subject}.said."
                 ) from error
             if _is_without_jetstream(error):
                 raise LogUnavailable(
@@ -156,14 +156,13 @@ class JetStreamLog:
             raise
 
     async def _connect(self, refusals: list[Exception]) -> Client:
-        """Connect to the servers and return the client. If the servers refuse something later, the error is appended to
-        ``refusals``. Most permission errors are reported only to the client's error callback and not to the call that
-        caused them."""
+        """Connect to the servers and return the client. Errors that arrive later are appended to ``refusals``: the
+        servers report most permission errors only to the client's error callback, not to the call that caused them."""
         client = _EncryptedClient() if self._address.is_encrypted else Client()
 
         async def note_error(error: Exception) -> None:
             if isinstance(error, ssl.SSLError | _NotEncryptedError) and not client.is_reconnecting:
-                # Raise the error. Otherwise, the client would wait forever for a TLS connection that has failed.
+                # Raise the error. Otherwise the client would wait forever for a TLS connection that has failed.
                 raise error
             if "authorization" in str(error).lower() or "permissions" in str(error).lower():
                 refusals.append(error)
@@ -175,7 +174,7 @@ class JetStreamLog:
                 password=self._address.password,
                 token=self._address.user or None if self._address.password is None else None,
                 connect_timeout=CONNECT_S,
-                max_reconnect_attempts=RECONNECTS,  # With -1, the first connection attempt would never end.
+                max_reconnect_attempts=RECONNECTS,  # with -1, the first attempt to connect would never end
                 reconnect_time_wait=1,
                 error_cb=note_error,
             )
@@ -188,8 +187,8 @@ class JetStreamLog:
             await _close_client(client)
             if isinstance(error, ssl.SSLError | _NotEncryptedError):
                 raise LogUnavailable(
-                    f"A NATS server of {self.name} cannot be trusted ({_describe(error)}): let it show a certificate of "
-                    "its host, from an authority that this machine trusts (SSL_CERT_FILE names another one)."
+                    f"A NATS server of {self.name} cannot be trusted ({_describe(error)}): let it show a certificate "
+                    "of its host, from an authority that this machine trusts (SSL_CERT_FILE names another one)."
                 ) from error
             if refusals:
                 raise LedgerError(
@@ -205,26 +204,26 @@ class JetStreamLog:
         return client
 
     async def close(self) -> None:
-        # Clear the attribute before waiting, so that no other task uses a client that is closing.
+        # Clear the attribute before waiting, so that no other task uses a client that is being closed.
         client, self._nats = self._nats, None
         if client is not None:
             await _close_client(client)
 
     @property
     def max_bytes(self) -> int:
-        return self._client().max_payload  # The value may change when the client reconnects to another server.
+        return self._client().max_payload  # may change when the client reconnects to another server
 
     async def end(self) -> int:
         return (await self._get_info()).state.last_seq
 
     async def first(self) -> int:
         state = (await self._get_info()).state
-        # `drop` deletes only the oldest records, so it leaves no gaps. A gap means that somebody has deleted single
+        # `drop` deletes only the oldest records, so it leaves no gaps. A gap means that someone has deleted single
         # records.
         if state.num_deleted:
             raise UnusableLog(
-                f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last: records are "
-                "missing, as somebody has deleted them. Restore the log."
+                f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last record, "
+                "because someone has deleted them. Restore the log."
             )
         return max(1, state.first_seq) if state.messages else state.last_seq + 1
 
@@ -252,9 +251,9 @@ class JetStreamLog:
                 return (await _await_cancellable(answer)).seq
             except APIError as error:
                 if error.err_code in WRONG_LAST_SEQUENCE:
-                    # Perhaps an earlier attempt was stored, but its answer was lost and the server has forgotten the
-                    # id. Read the stored record before giving up leadership.
-                    if await self._is_stored(data, after + 1):  # An earlier attempt has stored the record.
+                    # An earlier attempt may have stored the record: its answer may be lost, and the server may have
+                    # forgotten the id. So read the stored record before giving up leadership.
+                    if await self._is_stored(data, after + 1):  # an earlier attempt has stored the record
                         return after + 1
                     raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
                 # Raise permanent errors immediately, because a retry would only delay the commit.
@@ -288,12 +287,12 @@ class JetStreamLog:
                         message = await _await_cancellable(subscription.next_msg(timeout=FOLLOW_S))
                     except TimeoutError:
                         if await self.end() > after:
-                            break  # The log contains a record that the consumer does not receive, so subscribe again.
+                            break  # the consumer does not receive a record of the log, so subscribe again
                         continue
                     metadata = message.metadata
                     position = metadata.sequence.stream
-                    # Subscribe again after the last record if a record is missing or repeated, because a follower must
-                    # not miss or repeat records. Records may be lost in transit. Records are repeated if the server
+                    # If a record is missing or repeated, subscribe again after the last record, because a follower must
+                    # neither miss nor repeat records. Records may be lost in transit. They are repeated if the server
                     # restarts before the consumer's first record: the client then creates the consumer again at the
                     # beginning of the stream.
                     if position <= after or (position != after + 1 and not is_first):
@@ -303,7 +302,7 @@ class JetStreamLog:
                     yield LogRecord(position, message.data, has_more=bool(metadata.num_pending))
             except FAILURES as error:
                 raise self._failed(error) from error
-            # When the client gives up its connection, it also raises CancelledError, although nobody has cancelled this
+            # When the client gives up its connection, it raises CancelledError too, although nobody has cancelled this
             # task.
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
@@ -338,7 +337,7 @@ class JetStreamLog:
         # acknowledged.
         names += [
             peer.name or "" for peer in peers if not _is_away(peer)
-        ]  # Skip absent replicas, because they acknowledge nothing.
+        ]  # skip absent replicas, because they acknowledge nothing
         for name in names:
             sync = self._syncs.get(name)
             if sync is None:
@@ -349,7 +348,7 @@ class JetStreamLog:
 
     async def _ask_monitors(self) -> None:
         """Ask each server at its monitoring port how it syncs to disk. If a server does not answer, its last answer
-        remains valid."""
+        stays valid."""
         requests = (asyncio.to_thread(_fetch_sync_mode, host, port) for host, port in self._address.monitors)
         for modes in await asyncio.gather(*requests):
             self._syncs.update(modes)
@@ -358,7 +357,7 @@ class JetStreamLog:
         return await self._request(self._context().stream_info(self._address.stream))
 
     async def _request(self, work: Awaitable[_T]) -> _T:
-        """Await a request that is not retried. A failure is raised as a `LedgerError`."""
+        """Await a request that is not retried. A failure is raised as `LedgerError`."""
         try:
             return await _await_cancellable(work)
         except FAILURES as error:
@@ -412,17 +411,17 @@ class JetStreamLog:
         self._check_config(config)
 
     def _check_config(self, config: StreamConfig) -> None:
-        """Raise `LedgerError` if the configuration of the stream could make it lose or refuse records. Somebody may
-        have changed the configuration since the last check."""
+        """Raise `LedgerError` if the configuration of the stream could make it lose or refuse records. Someone may have
+        changed the configuration since the last check."""
         expected = self._expected_config()
         wrong = [
             name
             for name in ("subjects", "retention", "discard", "storage", "sealed")
             if getattr(config, name) != getattr(expected, name)
         ]
-        # More replicas than configured are allowed, because an operator may have scaled the stream.
+        # Accept more replicas than configured, because an operator may have scaled the stream.
         wrong += ["num_replicas"] if (config.num_replicas or 1) < self._address.replicas else []
-        # In ASYNC mode, a stream acknowledges records before it writes them.
+        # In ASYNC mode, a stream acknowledges records before it has written them.
         wrong += ["persist_mode"] if config.persist_mode == PersistMode.ASYNC else []
         # Each limit in this list would make the stream drop or refuse records.
         limits = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")
@@ -435,8 +434,8 @@ class JetStreamLog:
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:
-        """Return an error that explains why the server has answered no append. If the disk of the server has refused a
-        record, the server still answers all other requests."""
+        """Return an error that explains why no append was answered. If the disk of a server has refused a record, the
+        server still answers all other requests."""
         if isinstance(error, asyncio.TimeoutError):
             with suppress(LedgerError):
                 cluster = (await self._get_info()).cluster
@@ -467,21 +466,21 @@ class JetStreamLog:
         code = error.err_code if isinstance(error, APIError) else None
         if code in FULL:
             return LogFull(
-                f"The shared log {self.name} has no room ({_describe(error)}). Give the stream and its servers more, or "
-                "name fewer bytes with ?max_bytes=."
+                f"The shared log {self.name} has no room ({_describe(error)}). Give the stream and its servers more, "
+                "or name fewer bytes with ?max_bytes=."
             )
         if code in TOO_FEW_SERVERS:
             return LedgerError(
-                f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_describe(error)}). Run as "
-                "many servers in one cluster, or name fewer replicas with ?replicas=."
+                f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_describe(error)}). Run "
+                "as many servers in one cluster, or name fewer replicas with ?replicas=."
             )
-        # While the servers elect a leader, they may not even find a stream or a consumer.
+        # While the servers elect a leader, they may not even find their streams or consumers.
         return LogUnavailable(f"The shared log {self.name} failed: {_describe(error)}.")
 
 
 async def _close_client(client: Client) -> None:
     with suppress(*FAILURES):
-        async with asyncio.timeout(CLOSE_S):  # Limit the time, because an unreachable server accepts no more bytes.
+        async with asyncio.timeout(CLOSE_S):  # limit the time, because an unreachable server accepts no more bytes
             await client.close()
 
 
@@ -502,8 +501,8 @@ async def _await_cancellable(work: Awaitable[_T]) -> _T:
 
 
 def _is_away(peer: PeerInfo) -> bool:
-    """Return whether a replica is absent: the stream's leader has received nothing from it for a long time, or nothing
-    since its election."""
+    """Return whether a replica is absent. It is absent if the stream's leader has received nothing from it for a long
+    time, or nothing since the leader's election."""
     is_heard = bool(peer.current or peer.active)
     return bool(peer.offline) or not is_heard or (peer.active or 0) > AWAY_S * 1e9
 
@@ -519,8 +518,8 @@ def _is_without_jetstream(error: BaseException) -> bool:
 
 
 def _fetch_sync_mode(host: str, port: int) -> dict[str, str]:
-    """Ask a monitoring port how its server syncs to disk. Return the sync setting by server name. The result is empty
-    if no server with JetStream answers."""
+    """Ask a monitoring port how its server syncs to disk. Return the sync setting by server name, or an empty dict if
+    no server with JetStream answers."""
     connection = http.client.HTTPConnection(host, port, timeout=MONITOR_S)
     try:
         connection.request("GET", "/varz")

@@ -1,9 +1,9 @@
 """Copies between a shared log and databases. A copy keeps all seqs and the epoch.
 
-`compare` compares a database with its log. `fill_log` copies a database into a new log. The first record of that log
-marks the copy as incomplete, and the last record marks it as complete. While the copy is incomplete, no node can become
-the leader. Therefore an interrupted copy can be continued. `rebuild_index` and `export_database` create a database from
-a log. Until an export is complete, its database is only an index of the log.
+`compare` compares a database with its log. `fill_log` copies a database into a new log. The first record of this log
+marks the copy as incomplete, and the last record marks it as complete. No node can become the leader in between, so an
+interrupted copy can be continued. `rebuild_index` and `export_database` create a database from a log. Until an export
+is complete, its database is only an index of the log.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .shared_log import LogRecord, LogTruncated, SharedLog, follow_records
 
 COMPARE_ATTEMPTS = 4
 """Maximum number of attempts to compare a database with a log. A comparison starts again if the leader drops records
-that were about to be read."""
+before they are read."""
 PAGE_ROWS = 1000
 ROW_EXPANSION = 2
 """Maximum size of an encoded row, as a multiple of the size of its data."""
@@ -69,8 +69,8 @@ def _no_progress(_done: int, _total: int) -> None:
 
 
 class NodeSeen(Struct, frozen=True):
-    """Node whose heartbeat was received. ``ahead_ms`` is the approximate time by which the node's clock is ahead of the
-    local clock. The value is 0 for older releases, whose heartbeats contain no time."""
+    """Node from which a heartbeat was received. ``ahead_ms`` is roughly how far the node's clock is ahead of the local
+    clock. It is 0 for older releases, whose heartbeats contain no time."""
 
     node: str
     behind: int
@@ -89,7 +89,7 @@ class CopyResult(NamedTuple):
 
 
 async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
-    """Listen for heartbeats on an open log. Return the nodes that sent a heartbeat, with the leader first."""
+    """Listen for heartbeats on an open log. Return the nodes that have sent one, with the leader first."""
     heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
         async with asyncio.timeout(settings.PRESENCE_S + settings.LEADER_TIMEOUT_S / 2):
@@ -112,7 +112,7 @@ async def _refuse_nodes(shared: SharedLog) -> None:
     if nodes := await list_nodes(shared):
         names = ", ".join(node.node for node in nodes)
         raise LedgerError(
-            f"Nodes use the log {shared.name} ({names}). Stop them first: what they store meanwhile would be lost."
+            f"Nodes use the log {shared.name} ({names}). Stop them first: data that they store now would be lost."
         )
 
 
@@ -136,19 +136,19 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
     """Compare a database with its log, up to the last record that the database contains. A node may use the database
     during the comparison.
 
-    A database with a cursor is compared up to the cursor. A database with rows but without a cursor is compared with
-    the whole log: it was exported from the log, or was copied into the log. An empty database is compared with nothing.
-    Opens and closes the log. Raises `LedgerError`.
+    A database with a cursor is compared up to the cursor. A database with rows but without a cursor was exported from
+    the log or copied into it, so it is compared with the whole log. An empty database is compared with nothing. Opens
+    and closes the log. Raises `LedgerError`.
     """
     await shared.open(create=False)
     try:
-        # The leader may drop records while this function reads them. Start again at the new beginning, but only a few
-        # times.
+        # The leader may drop records before this function has read them. Then start again at the new beginning, but
+        # only a few times.
         for attempts_left in range(COMPARE_ATTEMPTS - 1, -1, -1):
             with open_database(db) as database:
                 try:
                     return await _compare(shared, database, db, progress)
-                except LogTruncated:  # The log now begins at a later record, so read it from there.
+                except LogTruncated:  # the log now begins at a later record, so read it from there
                     if not attempts_left:
                         raise
         raise AssertionError
@@ -158,7 +158,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
 
 async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
     values = {(table, key): value for table, key, value in database.values()}
-    # Ignore the cursor in the comparison, because only an index contains it.
+    # Leave the cursor out of the comparison, because only an index contains it.
     stored_cursor = values.pop(CURSOR, None)
     cursor = msgspec.json.decode(stored_cursor, type=IndexPosition) if stored_cursor is not None else None
     end = await shared.end()
@@ -177,17 +177,17 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
         if difference := comparison.compare_next(content):
             return CopyResult(reader.position, comparison.rows, 0, difference)
     if dropped_records and until and reader.is_filling:
-        raise LedgerError(f"{db} is inside of a snapshot of the log: let its node go on, and compare again.")
+        raise LedgerError(f"{db} is in the middle of a snapshot of the log. Let its node continue, and compare again.")
     position, rows = reader.position, comparison.rows
-    # Compare digests too. Equal positions are not enough, because two different logs may have the same length.
+    # Compare digests too. Equal positions prove nothing, because two different logs may have the same length.
     if cursor is not None and cursor.digest != reader.digest:
-        return CopyResult(position, rows, 0, f"{db} was made from another log than {shared.name}")
+        return CopyResult(position, rows, 0, f"{db} was built from another log than {shared.name}")
     if (extra := comparison.next_row()) is not None:
         return CopyResult(
-            position, rows, 0, f"{db} has row #{extra.seq}, and the log has none behind #{extra.seq - 1}"
+            position, rows, 0, f"{db} has row #{extra.seq}, but the log has no row after #{extra.seq - 1}"
         )  # fmt: skip
-    # A trim is written to the log before nodes apply it. A node that is applying the next trim may already have deleted
-    # some of the rows.
+    # A trim is written to the log before the nodes apply it. A node that is applying the next trim may already have
+    # deleted some of its rows.
     next_step = comparison.step
     async for content in _read_contents(shared, reader, min(end, until + 1)):
         next_step = content if isinstance(content, TrimStep) else comparison.step
@@ -205,8 +205,8 @@ class _Comparison:
         self._reader = reader
         self._progress = progress
         self._dropped = TrimStep(database.head.first_seq, database.first_record_seq, is_last=False)
-        """Position up to which the database has deleted rows."""
-        # Skip older rows: a log that begins with a snapshot does not contain them.
+        """The seqs below which the database has deleted rows."""
+        # Skip older rows, because a log that begins with a snapshot does not contain them.
         self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
         self.step = TrimStep(1, 1, is_last=False)
         """Last trim that was read from the log."""
@@ -217,14 +217,15 @@ class _Comparison:
         return next(self._own_rows, None)
 
     def compare_next(self, content: Commit | TrimStep) -> str:
-        """Compare the rows of a commit with the database. Remember the table writes of the commit for `compare_values`.
-        Return a description of the first difference, or an empty string."""
+        """Compare the rows of a commit with the database, and remember its table writes for `compare_values`. Return a
+        description of the first difference, or an empty string."""
         if isinstance(content, TrimStep):
             self.step = content
             self.tables.drop(content)
             return ""
         for row in content.rows:
-            # Skip a row that retention has deleted from the database. The log keeps such a row until its next snapshot.
+            # Skip a row that retention has deleted from the database. The log still contains it until the next
+            # snapshot.
             if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
                 continue
             own = self.next_row()
@@ -262,13 +263,13 @@ class _Comparison:
 
 
 class _LoggedTables:
-    """Values of all tables as the log defines them, encoded."""
+    """Encoded values of all tables, as the log defines them."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
-        """Heap of table keys, ordered by the seq of the message with which the value is deleted."""
+        """Heap of table keys, ordered by the seq of the message with which the value will be deleted."""
 
     def apply(self, writes: list[TableWrite]) -> None:
         for write in writes:
@@ -287,13 +288,13 @@ class _LoggedTables:
             self.forget(self.pop_dropped(step))
 
     def pop_dropped(self, step: TrimStep) -> set[tuple[str, str]]:
-        """Return the keys of the values that are deleted together with the messages of a trim. Each key is returned
-        once."""
+        """Return the keys of the values that are deleted with the messages of a trim. Each key is returned once."""
         places = set()
         while self._kept_until and self._kept_until[0][0] < step.messages:
             _, (name, key) = heappop(self._kept_until)
             value, table = self.values.get((name, key)), cast(Table, name)
-            # A later write may have tied the value to a later message. The heap then has another entry for the value.
+            # A later write may have assigned the value to a later message. The heap then has another entry for the
+            # value.
             if value is not None and retention_seq(table, key, decode_value(table, value)) < step.messages:
                 places.add((name, key))
         return places
@@ -304,7 +305,8 @@ class _LoggedTables:
 
 
 def _encode_anew(table: str, value: str | None) -> str | None:
-    """Encode a stored value again in the format of this release. An earlier release may have written fewer fields."""
+    """Encode a stored value again in the format of this release, because an earlier release may have written fewer
+    fields."""
     if value is None:
         return None
     try:
@@ -322,7 +324,7 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
 
     Opens and closes the log. Raises `LedgerError`.
     """
-    with open_database(db) as database:  # Raises an error if the file is missing or is not a database.
+    with open_database(db) as database:  # raises an error if the file is missing or is not a database
         first, first_record = database.head.first_seq, database.first_record_seq
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
@@ -330,17 +332,17 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         await shared.open()
         dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
-        # Append nothing to a log that is already complete. The comparison below checks a complete log.
+        # Append nothing to a log that is already complete. The comparison below checks it.
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
-            # Append the record ``filled`` last. Nodes do not lead before they have read this record, so no node serves
-            # an incomplete history.
+            # Append the record ``filled`` last. Nodes do not lead before they have read this record, so no node can
+            # serve an incomplete history.
             await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()
         await ledger.close()
-    # Compare the whole copy before reporting success.
+    # Compare the whole copy before success is reported.
     return await compare(shared, db, progress)
 
 
@@ -356,7 +358,7 @@ async def _list_values(ledger: SQLiteLedger, loaded: list[TableWrite]) -> AsyncI
 
 
 class _LogFiller:
-    """Writes the rows and values of a database that are missing in a log."""
+    """Writes those rows and values of a database that are missing in a log."""
 
     def __init__(self, shared: SharedLog, ledger: SQLiteLedger) -> None:
         self.token = random_id()
@@ -397,7 +399,7 @@ class _LogFiller:
                 f"The log {self._shared.name} holds another network ({self.reader.name}). Name a new stream."
             )
         if self.reader.is_filling:
-            # Append a new claim for each attempt. Readers then ignore a commit that an interrupted attempt left
+            # Append a new claim in each attempt. Readers then ignore a commit that an interrupted attempt has left
             # incomplete.
             await self.append(Header(kind="claim", writer=self.token, previous=self.reader.end_digest))
         return self.reader.is_filling
@@ -408,15 +410,15 @@ class _LogFiller:
         own = await self._ledger.rows(rows[0].seq - 1, len(rows))
         if len(own) != len(rows) or not all(map(_is_same, own, rows)):
             raise LedgerError(
-                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {self._ledger.path}. Name a "
-                "new stream."
+                f"From #{rows[0].seq} on, the rows in the log {self._shared.name} differ from {self._ledger.path}. "
+                "Name a new stream."
             )
         self._newest = rows[-1].seq
 
     async def add_rows(self, head: int, dropped: TrimStep, progress: Progress) -> None:
-        """Append the rows that the log lacks, in order. If retention has already deleted rows from the database, also
-        append a trim."""
-        # Retention may have deleted rows with lower seqs. From `dense_from` on, every row must exist.
+        """Append the rows that the log lacks, in order. If retention has deleted rows from the database, also append a
+        trim."""
+        # Retention may have deleted rows below `dense_from`. From this seq on, every row must exist.
         dense_from = max(dropped.messages, dropped.records)
         max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
         while rows := await self._ledger.rows(self._newest, PAGE_ROWS, max_bytes=max_bytes):
@@ -424,22 +426,22 @@ class _LogFiller:
                 lacking = row.seq if row.is_damaged else max(self._newest + 1, dense_from)
                 if row.is_damaged or lacking < row.seq:
                     raise LedgerError(
-                        f"{self._ledger.path} has no whole row #{lacking}: a shared log holds all that was not dropped "
-                        "by retention. Go on from a backup that has it."
+                        f"In {self._ledger.path}, row #{lacking} is missing or damaged, but a shared log needs every "
+                        "row that retention has not deleted. Use a backup that contains the row."
                     )
                 self._newest = row.seq
             await self._append_commit(rows, [])
             progress(self._newest, head)
         if self._newest != head:
             raise LedgerError(
-                f"{self._ledger.path} lacks the rows from #{self._newest + 1} to #{head}: it is not complete. Go on "
-                "from a backup that has them."
+                f"{self._ledger.path} lacks the rows from #{self._newest + 1} to #{head}, so it is incomplete. Use a "
+                "backup that contains them."
             )
         if (dropped.messages, dropped.records) not in ((self._step.messages, self._step.records), (1, 1)):
             await self._append_record(write_trim(dropped, self.token, self.reader.end_digest))
 
     async def add_values(self, values: list[TableWrite]) -> None:
-        """Append table writes that make the tables in the log equal to the tables of the database."""
+        """Append the table writes that make the tables in the log equal to the tables of the database."""
         # Write only the differences, so that a continued copy does not append the same values again.
         wanted = {(write.table, write.key): write for write in values if write.table not in VOLATILE_TABLES}
         logged = self._tables.values
@@ -460,7 +462,7 @@ class _LogFiller:
 
 
 async def rebuild_index(shared: SharedLog, db: Path) -> LogReader:
-    """Create an index of a log, or update it to the end of the log. This node does not become the leader. Raises
+    """Create an index of a log, or update it to the end of the log. The node does not become the leader. Raises
     `LedgerError`."""
     index = SQLiteLedger(db, new_epoch=random_id, durability="normal", is_index=True)
     return await _catch_up(shared, index)
@@ -477,7 +479,7 @@ def _refuse_history(db: Path) -> None:
     with open_database(db) as database:
         if database.find_cursor() is None and next(database.rows(), None) is not None:
             raise LedgerError(
-                f"{db} exists, and has a history of its own: name a new file with --to. (`roundelay cluster verify` "
+                f"{db} exists and has a history of its own. Name a new file with --to. (`roundelay cluster verify` "
                 "compares it with the log.)"
             )
 
@@ -490,7 +492,7 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
     try:
         await _refuse_nodes(shared)
         first = await find_beginning(shared)
-        # Read only the first record, because it contains the epoch for the database.
+        # Read only the first record, which contains the epoch for the database.
         async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:
@@ -507,19 +509,18 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
             f"The log {shared.name} is not complete: the copy into it was interrupted. Continue that copy first."
         )
     result = await compare(shared, db, progress)
-    # If the export differs from the log, keep the cursor. Otherwise, a node could use the incomplete export as a
-    # database.
+    # If the export differs from the log, keep the cursor. Otherwise a node could use the wrong export as a database.
     if not result.difference:
         index = make_index()
         await index.open()
-        # Removing the cursor turns the index into an independent database.
+        # Without the cursor, the index is an independent database.
         await index.append([], [TableWrite("followed", "log", None)])
         await index.close()
     return result
 
 
 def _is_same(own: Row, logged: Row) -> bool:
-    """Return whether a row of a database equals the row in the log. For an edited or deleted message, the text is not
+    """Return whether a row of a database equals the row in the log. If a message was edited or deleted, its text is not
     compared: edits change rows of a database, but never records of the log."""
     if is_revised(own):
         own, logged = (msgspec.structs.replace(row, data=b"{}", digest="") for row in (own, logged))

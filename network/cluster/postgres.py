@@ -1,10 +1,10 @@
 """`PostgresLog`: a shared log in a PostgreSQL table, accessed with asyncpg.
 
-Each network has its own table. A record's position is the primary key. If two nodes append at the same position, the
+Each network has its own table. A record's position is the primary key, so if two nodes append at the same position, the
 server accepts only one record. Row 0 contains a random id of the table. An append checks this id, so it fails if the
-table was replaced by another table of the same name. If the answer to an append is lost, the writer checks whether the
-next record in the table is its own record. NOTIFY carries broadcasts, and hints to followers that new records exist.
-Hints can be lost, so followers also poll.
+table was replaced by another table with the same name. If the answer to an append is lost, the writer checks whether
+the next record in the table is its own. NOTIFY carries broadcasts, and hints to followers that new records exist. Hints
+can be lost, so followers also poll.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with needs("cluster"):
 OLDEST = 14
 """Oldest supported major version of PostgreSQL."""
 CONNECTIONS = 3
-"""Maximum number of connections per node. The connection that listens for notifications is not counted."""
+"""Maximum number of connections per node, in addition to the connection that listens for notifications."""
 CONNECT_S = 5.0
 ASK_S = 3.0
 """Timeout of one SQL statement, including its answer, in seconds."""
@@ -46,22 +46,22 @@ HINT_S = 0.02
 """Minimum time between two hints about new records, in seconds. Each hint takes a lock that all databases of the server
 share."""
 LISTENING_S = 1.0
-"""Interval at which the listening connection is checked, in seconds. A dead connection does not report an error by
+"""Interval at which the listening connection is checked, in seconds. A dead connection does not report an error
 itself."""
 CLOSE_S = 2.0
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts in memory. The oldest broadcasts beyond this number are dropped."""
+"""Maximum number of unread broadcasts in memory. If there are more, the oldest ones are dropped."""
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
-"""Limits of one page: the maximum number of records, and the number of bytes after which no further record is added."""
+"""Limits of one page: the maximum number of records, and the number of bytes after which no record is added."""
 DROPPED = 500
 """Maximum number of old records that one transaction deletes."""
 PAGE_S = 10.0
-"""Timeout of reading one page, in seconds. The timeout is long, so that slow connections work too."""
+"""Timeout for reading one page, in seconds. It is long, so that slow connections work too."""
 SETTINGS = {
-    "synchronous_commit": "on",  # Set explicitly, because the server's default may differ.
+    "synchronous_commit": "on",  # set explicitly, because the server's default may differ
     "default_transaction_isolation": "read committed",
-    "statement_timeout": "20s",  # Ends statements that killed nodes have left behind.
+    "statement_timeout": "20s",  # ends statements that killed nodes have left behind
     "idle_in_transaction_session_timeout": "10s",
     "tcp_keepalives_idle": "30",
 }
@@ -71,14 +71,14 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClien
 """Exceptions of the asyncpg client. `OSError` includes `TimeoutError`."""
 PASSING = (
     OSError,
-    asyncpg.InterfaceError,  # The connection was closed.
-    asyncpg.InternalClientError,  # The server has just ended the connection, or no server accepts writes.
+    asyncpg.InterfaceError,  # the connection was closed
+    asyncpg.InternalClientError,  # the server has just ended the connection, or no server accepts writes
     asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,  # The server is stopping or starting, or a statement took too long.
+    asyncpg.OperatorInterventionError,  # the server is stopping or starting, or a statement took too long
     asyncpg.TransactionRollbackError,
     asyncpg.TooManyConnectionsError,
     asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,  # Another server was promoted to primary.
+    asyncpg.ReadOnlySQLTransactionError,  # another server was promoted to primary
 )
 ROWS = "position bigint, data bytea, total bigint"
 MAKE = """\
@@ -103,12 +103,12 @@ INSERT INTO {table} (position, data, total)
 SELECT position + 1, $2::bytea, total + length($2::bytea) FROM {table}
 WHERE position = $1 AND $1 = (SELECT max(position) FROM {table}) AND $3 = (SELECT data FROM {table} WHERE position = 0)
 RETURNING position"""
-# Use an UPDATE instead of a SELECT: it returns only after the server and its synchronous standbys have stored the
-# update. The earlier record that this statement checks is then stored too.
+# Use an UPDATE instead of a SELECT: it returns only after the server and its synchronous standbys have stored it. The
+# earlier record that it checks is then stored too.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
 FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
-# Subtract the dropped bytes from the newest row's total, because each later total is computed from that row.
+# Subtract the dropped bytes from the total of the newest row, because each later total is computed from this row.
 DROP = """\
 WITH gone AS (
     DELETE FROM {table} WHERE position IN (
@@ -135,14 +135,14 @@ FROM pg_stat_replication WHERE sync_state IS NOT NULL ORDER BY application_name"
 
 
 class PostgresLog:
-    """`SharedLog` in one PostgreSQL table. The constructor raises `ConfigError` if the address names a TLS file that
+    """A `SharedLog` in one PostgreSQL table. The constructor raises `ConfigError` if the address names a TLS file that
     does not exist."""
 
     def __init__(self, address: PostgresAddress) -> None:
         for name in TLS_FILES:
             if name in address.tls and not Path(address.tls[name]).is_file():
                 raise ConfigError(
-                    f"{name} of a shared log's address names no file: {address.tls[name]}. Correct the path."
+                    f"{name} in a shared log's address names a missing file: {address.tls[name]}. Correct the path."
                 )
         self._address = address
         self.name, self.network = address.shown, address.table.removeprefix("roundelay_")
@@ -164,7 +164,7 @@ class PostgresLog:
         try:
             self._pool = await asyncpg.create_pool(
                 self._address.dsn,
-                min_size=0,  # With a minimum above 0, creating the pool would fail while a server is away.
+                min_size=0,  # with a minimum above 0, creating the pool would fail while a server is unreachable
                 max_size=CONNECTIONS,
                 # With 0, idle connections stay open. Opening a new connection would delay a commit.
                 max_inactive_connection_lifetime=0,
@@ -175,7 +175,7 @@ class PostgresLog:
                 await self._check_server(connection)
                 await self._find_table(connection, create=create)
             await self._listen()
-        except (*FAILURES, ValueError) as error:  # asyncpg raises ValueError for an invalid certificate file.
+        except (*FAILURES, ValueError) as error:  # asyncpg raises ValueError for an invalid certificate file
             await self.close()
             raise self._explain_failed_open(error) from error
         except BaseException:
@@ -210,19 +210,19 @@ class PostgresLog:
         version = connection.get_server_version()
         if version.major < OLDEST:
             raise LedgerError(
-                f"The server of {self.name} is PostgreSQL {version.major}. A shared log needs {OLDEST} or newer: upgrade "
-                "the server."
+                f"The server of {self.name} is PostgreSQL {version.major}. A shared log needs {OLDEST} or newer: "
+                "upgrade the server."
             )
 
     async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, create: bool) -> None:
-        """Find the table of the log, or create it. Raises `LedgerError` if a table of this name exists but is not a
+        """Find the table of the log, or create it. Raises `LedgerError` if a table with this name exists but is not a
         log."""
         table = self._address.table
         oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         if oid is None:
             if not create:
                 raise missing_log(self.name)
-            async with connection.transaction():  # The lock lets only one of several starting nodes create the table.
+            async with connection.transaction():  # the lock lets only one of several starting nodes create the table
                 # CREATE TABLE IF NOT EXISTS alone may fail when two sessions run it at the same moment.
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", table)
                 await connection.execute(self._sql(MAKE))
@@ -237,7 +237,7 @@ class PostgresLog:
         if table_id is None:
             raise UnusableLog(
                 f"The table {table} of {self.name} has lost its first row: records are missing. Restore the table, or "
-                "begin with a new one."
+                "start with a new one."
             )
         self._id = table_id
 
@@ -246,9 +246,9 @@ class PostgresLog:
     async def end(self) -> int:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(END))
-        # Compare the id, because a table that was dropped and created again has the same name but another history.
+        # Compare the id. A table that was dropped and created again has the same name but another history.
         if row is None or row["id"] != self._id:
-            raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
+            raise UnusableLog(f"The table of {self.name} was replaced, or has lost its first row. Restore the table.")
         return int(row["max"])
 
     async def first(self) -> int:
@@ -264,7 +264,7 @@ class PostgresLog:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
         assert row is not None  # Row 0 exists, because opening the log checks or creates it.
-        total = row["max_bytes"] or 1 << 62  # An operator may have removed the size constraint.
+        total = row["max_bytes"] or 1 << 62  # an operator may have removed the size constraint
         return max(0, total - row["total"]), total
 
     async def append(self, data: bytes, after: int) -> int:
@@ -273,7 +273,7 @@ class PostgresLog:
         while True:
             try:
                 if not await self._try_append(data, after):
-                    raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.")
+                    raise LeadershipLost(f"Another node has written to the shared log {self.name}.")
                 self._hint()
                 return after + 1
             except FAILURES as error:
@@ -282,10 +282,10 @@ class PostgresLog:
             await asyncio.sleep(0.05)
 
     async def _try_append(self, data: bytes, after: int) -> bool:
-        """Make one attempt to append a record. Return whether the log contains the record at its position afterwards.
-        The record may come from an earlier attempt."""
+        """Make one attempt to append a record. Return whether the log now contains the record at its position. An
+        earlier attempt may have appended it."""
         async with self._connection() as connection:
-            # The position is taken by another writer or by an earlier attempt.
+            # If the position is taken, another writer or an earlier attempt has used it.
             with suppress(asyncpg.UniqueViolationError):
                 if await connection.fetchval(self._sql(APPEND), after, data, self._id) is not None:
                     return True
@@ -299,17 +299,17 @@ class PostgresLog:
                 page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    if position == await self.first():  # The log now begins at this record. No record was lost.
+                    if position == await self.first():  # the log now begins at this record, so no record was lost
                         raise LogTruncated(
                             f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
                         )
                     raise UnusableLog(
-                        f"The shared log {self.name} goes on at {position} instead of {after + 1}: records are missing. "
-                        "Restore the log, or begin with a new one."
+                        f"The shared log {self.name} continues at {position} instead of {after + 1}: records are "
+                        "missing. Restore the log, or start with a new one."
                     )
                 yield LogRecord(position, data, has_more=left > 0)
                 after = position
-            # Wait only if the page was empty. A follower that is behind reads the next page at once.
+            # Wait only after an empty page. A follower that is behind reads the next page at once.
             if not page:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FOLLOW_S):
@@ -367,8 +367,8 @@ class PostgresLog:
             self._hinted.set()
 
     def _hint(self) -> None:
-        """Schedule a notification that tells followers about new records. The notification is not part of the append's
-        transaction. There, NOTIFY would hold a lock of the whole server until the record is synced."""
+        """Schedule a notification to followers that there are new records. It is not part of the append's transaction,
+        because NOTIFY would then hold a lock of the whole server until the record is synced."""
         self._is_hint_due = True
         if self._hinting is None or self._hinting.done():
             self._hinting = asyncio.create_task(self._send_hints(), name="shared-log-hints")
@@ -378,7 +378,7 @@ class PostgresLog:
             self._is_hint_due = False
             with suppress(LedgerError):
                 await self.broadcast("")
-            # Hints that are requested during this pause are sent as one hint.
+            # Hints that are requested during this pause are combined into one.
             await asyncio.sleep(HINT_S)
 
     async def _listen(self) -> None:
@@ -399,7 +399,7 @@ class PostgresLog:
                     async with asyncio.timeout(LISTENING_S):
                         await self._is_disconnected.wait()
                 try:
-                    # Probe the connection, because a TCP connection that was cut without a FIN reports no error.
+                    # Probe the connection. Otherwise a TCP connection that was cut without a FIN would report no error.
                     await self._listener.execute("SELECT 1")
                 except FAILURES:
                     self._stop_listening()
@@ -416,7 +416,7 @@ class PostgresLog:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection from the pool. If the server does not answer, the connection is closed instead of
+        """Borrow a connection from the pool. If the server does not answer, the connection is closed instead of being
         reused."""
         pool = self._pool
         if pool is None:
@@ -435,12 +435,12 @@ class PostgresLog:
             if not is_answered:
                 # Terminate the connection. A regular close would wait for the server, which does not answer.
                 connection.terminate()
-            with suppress(asyncpg.InterfaceError):  # Another task may have closed the log meanwhile.
+            with suppress(asyncpg.InterfaceError):  # another task may have closed the log
                 await pool.release(connection)
 
     @asynccontextmanager
     async def _query(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection for statements that are not retried. A failure is raised as a `LedgerError`."""
+        """Borrow a connection for statements that are not retried. A failure is raised as `LedgerError`."""
         try:
             async with self._connection() as connection:
                 yield connection
@@ -448,7 +448,7 @@ class PostgresLog:
             raise self._failed(error) from error
 
     def _explain_failed_open(self, error: BaseException) -> LedgerError:
-        """Convert an error into a `LedgerError` that explains why the log could not be opened and what the operator can
+        """Convert an error into a `LedgerError` that says why the log could not be opened and what the operator can
         do."""
         reason, address = _describe(error), self._address
         match error:
@@ -458,8 +458,8 @@ class PostgresLog:
                 )
             case asyncpg.TargetServerAttributeNotMatched():
                 return LogUnavailable(
-                    f"No server of {self.name} accepts writes: it is a standby, or read-only. Name the primary. Several "
-                    "hosts are separated by commas."
+                    f"No server of {self.name} accepts writes: it is a standby, or read-only. Name the primary. "
+                    "Several hosts are separated by commas."
                 )
             case asyncpg.InvalidAuthorizationSpecificationError():
                 return LedgerError(
@@ -473,16 +473,16 @@ class PostgresLog:
                 )
             case asyncpg.InsufficientPrivilegeError() | asyncpg.InvalidSchemaNameError():
                 return LedgerError(
-                    f"The user of {self.name} may not create or use its table ({reason}). Let the user own the database. "
-                    f"Or let its owner run `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} exists, "
-                    f"and `GRANT SELECT, INSERT, UPDATE, DELETE ON {address.table} TO ...` afterwards."
+                    f"The user of {self.name} may not create or use its table ({reason}). Let the user own the "
+                    f"database. Or let its owner run `GRANT CREATE ON SCHEMA public TO ...` before the table "
+                    f"{address.table} exists, and then `GRANT SELECT, INSERT, UPDATE, DELETE ON {address.table} TO ...`."
                 )
             case ssl.SSLCertVerificationError():
                 return LedgerError(
-                    f"The server of {self.name} shows a certificate that is not trusted ({reason}). Name its issuer with "
-                    "sslrootcert=FILE, and the host as the certificate names it."
+                    f"The server of {self.name} shows a certificate that is not trusted ({reason}). Name its issuer "
+                    "with sslrootcert=FILE, and the host as the certificate names it."
                 )
-            case ValueError():  # asyncpg.ClientConfigurationError is a ValueError too.
+            case ValueError():  # asyncpg.ClientConfigurationError is a ValueError too
                 return LedgerError(f"The address of {self.name} cannot be used: {reason}.")
             case OSError() | asyncpg.InterfaceError() | asyncpg.PostgresConnectionError():
                 return LogUnavailable(f"No PostgreSQL server of {self.name} can be reached ({reason}); is one running?")
@@ -492,16 +492,16 @@ class PostgresLog:
     def _failed(self, error: BaseException) -> LedgerError:
         if isinstance(error, asyncpg.CheckViolationError):
             return LogFull(
-                f"The shared log {self.name} is full: its table has the constraint max_bytes. Widen it as docs/cluster.md "
-                "says."
+                f"The shared log {self.name} is full: its table has the constraint max_bytes. Widen it as "
+                "docs/cluster.md says."
             )
         kind = LogUnavailable if isinstance(error, PASSING) else LedgerError
         return kind(f"The shared log {self.name} failed: {_describe(error)}.")
 
 
 async def _skip_reset(connection: object) -> None:
-    """Do nothing instead of asyncpg's connection reset. The node never changes settings of an open connection, and the
-    original reset would cost a request."""
+    """Do nothing. asyncpg calls this function instead of its own connection reset, which would cost a request. No reset
+    is needed, because the node never changes settings of an open connection."""
 
 
 def _describe(error: BaseException) -> str:

@@ -1,8 +1,7 @@
 """Reads from a node's index of a shared log.
 
 `IndexReads` contains the methods of a `Ledger` that the index answers directly. `ReadOnlyIndex` is a complete `Ledger`
-for a hub that serves reads while its node follows. `ReadReplica` is the interface through which the follower controls
-this hub.
+for a hub that serves reads while its node follows. The follower controls this hub through the interface `ReadReplica`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from roundelay.network.ledger.sqlite import SQLiteLedger
 
 
 class IndexReads:
-    """Read methods of a `Ledger`, answered by the index."""
+    """The read methods of a `Ledger`, which the index answers directly."""
 
     def __init__(self, index: SQLiteLedger) -> None:
         self._index = index
@@ -50,7 +49,7 @@ class IndexReads:
 
 
 class ReadOnlyIndex(IndexReads):
-    """Read-only `Ledger` that uses a follower's open index. Only the follower writes to the index and closes it."""
+    """Read-only `Ledger` on top of a follower's open index. Only the follower writes to the index and closes it."""
 
     is_answering = True
 
@@ -62,34 +61,34 @@ class ReadOnlyIndex(IndexReads):
         self._name = name
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Reload the open index instead of opening the file again, because the follower holds the database lock.
+        # Reload the open index instead of opening the file again: the follower holds the database lock.
         meta, writes = await self._index.reload()
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 
     async def close(self) -> None:
-        """Do nothing, because the follower still uses the index."""
+        """Do nothing. The follower still uses the index."""
 
     async def verify(self) -> None:
-        """Do nothing, because the follower itself detects problems of the log and the index."""
+        """Do nothing. The follower itself detects problems of the log and of the index."""
 
     def recall(self, _request: LookupRequest) -> Facts:
-        """Return no facts. Lookups are needed only for batches that will be stored, and a replica stores nothing."""
+        """Return no facts. Lookups are only needed for batches that will be stored, and a replica stores nothing."""
         return Facts()
 
     async def lookup(self, request: LookupRequest) -> Facts:
         return self.recall(request)
 
     async def append(self, _rows: Sequence[Row], _writes: Sequence[TableWrite]) -> None:
-        raise LedgerError("This node follows, and stores nothing.")
+        raise LedgerError("This node follows a leader and stores nothing.")
 
     async def expire_calls(self, _before: int) -> None:
-        """Do nothing, because the leader decides which results expire."""
+        """Do nothing. The leader decides which results expire."""
 
     async def forget_dropped(self) -> None:
-        """Do nothing, because the leader decides which rows are deleted."""
+        """Do nothing. The leader decides which rows are deleted."""
 
     async def trim(self, _trim: Trim) -> Trimmed:
-        raise LedgerError("This node follows, and drops nothing.")
+        raise LedgerError("This node follows a leader and deletes nothing.")
 
 
 class ReadReplica(Protocol):
@@ -107,14 +106,14 @@ class ReadReplica(Protocol):
         """Publish rows and table writes to readers, after the index has stored them."""
 
     async def drop_before(self, first_seq: int) -> None:
-        """Remove messages below ``first_seq`` from memory, because the index has deleted them."""
+        """Remove messages below ``first_seq`` from memory. The index has already deleted them."""
 
     async def stop(self) -> None:
-        """Stop serving reads, because the node no longer follows. Calling this method again has no effect."""
+        """Stop serving reads, because the node no longer follows. Idempotent."""
 
 
 class NoReadReplica:
-    """`ReadReplica` that never serves reads, for nodes without a read replica."""
+    """A `ReadReplica` that never serves reads, for nodes without a read replica."""
 
     is_serving = False
 

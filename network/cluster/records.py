@@ -1,9 +1,9 @@
 """Format of the records of a shared log, and `LogReader`, which reads the records in order.
 
 A record is a header (`Header`), which is one line of JSON, followed by a body. Each header contains the digest of the
-previous record, so a follower detects a modified or replaced log. Only the leader writes records. However, anyone with
-write access to the engine can forge a record. Therefore the reader refuses every record that a leader cannot have
-written. This module does no IO.
+previous record, so a follower detects a modified or replaced log. Only the leader should write records, but anyone with
+write access to the log's engine can forge one. So the reader refuses every record that a leader cannot have written.
+This module does no IO.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ HEADER_ROOM = 1024
 """Number of bytes reserved for the header of a record."""
 _NODE_NAME = re.compile("[!-~]{1,255}")
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""Errors that decoding raises for invalid JSON from other writers. JSON that is nested too deeply raises
-`RecursionError`."""
+"""Errors that decoding raises for invalid JSON. JSON that is nested too deeply raises `RecursionError`."""
 _UPGRADE = "A newer release may have written it: upgrade this node. Or the record is damaged: restore the log."
 _RESTORE = "The leader did not write this record: restore the log."
 
@@ -74,20 +73,20 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 def _safe_name(node: str) -> str:
-    """Return a node's name if it is safe in an HTTP header and on a terminal. Otherwise, return an empty string. The
-    check is needed because anyone with write access to the engine can send a name."""
+    """Return a node's name if it is safe in an HTTP header and on a terminal, and otherwise an empty string. Names must
+    be checked, because anyone with write access to the log's engine can send one."""
     return node if _NODE_NAME.fullmatch(node) else ""
 
 
 class Claim(Struct, frozen=True):
-    """Body of a ``claim`` record, which contains the leader's name. Older releases ignore the body."""
+    """Body of a ``claim`` record. It contains the leader's name. Older releases ignore the body."""
 
     node: str = ""
 
     @classmethod
     def read(cls, body: bytes) -> Claim:
-        """Decode the body of a claim. If the body is unreadable, for example because an older release wrote the claim,
-        the returned name is empty."""
+        """Decode the body of a claim. The name in the result is empty if the body is unreadable, for example because an
+        older release wrote it."""
         try:
             return cls(_safe_name(msgspec.json.decode(body, type=cls).node))
         except _UNREADABLE:
@@ -98,10 +97,10 @@ class Claim(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
-    """Status that a node broadcasts: its name, its position in the log, and, while the node leads, its fencing token.
+    """Status that a node broadcasts: its name, its position in the log and, while the node leads, its fencing token.
 
-    ``owner`` is a digest of the token of the node's owner. ``at`` is the time on the node's clock, in ms. Older
-    releases do not send ``at``, so its value is 0.
+    ``owner`` is a digest of the owner's token. ``at`` is the time of the node's clock in ms, or 0 for an older release,
+    which does not send it.
     """
 
     node: str = ""
@@ -112,9 +111,9 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, text: str) -> Heartbeat:
-        """Decode a broadcast. Return an empty heartbeat if the broadcast is unreadable."""
+        """Decode a broadcast. If it is unreadable, return an empty heartbeat."""
         try:
-            # Check the size before decoding, because anyone who may publish can send a broadcast.
+            # Check the size before decoding, because anyone who may publish to the engine can send a broadcast.
             heartbeat = msgspec.json.decode(text, type=cls) if len(text) <= MAX_HEARTBEAT_CHARS else cls()
         except _UNREADABLE:
             return cls()
@@ -137,7 +136,7 @@ class _CommitBody(Struct, frozen=True):
 
 
 def digest(record: bytes) -> str:
-    """Return the digest of a record. The header of the next record must contain this digest."""
+    """Return the digest of a record. The header of the next record must contain it."""
     return hashlib.sha256(record).hexdigest()[:32]
 
 
@@ -147,7 +146,7 @@ def write_record(header: Header, body: bytes = b"") -> bytes:
 
 @contextmanager
 def naming_record(position: int) -> Iterator[None]:
-    """Context manager that adds the position of a record to each `UnusableLog` error raised inside."""
+    """Context manager that adds the position of a record to each `UnusableLog` error raised inside it."""
     try:
         yield
     except UnusableLog as error:
@@ -161,10 +160,10 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
     try:
         header = msgspec.json.decode(line, type=Header)
     except _UNREADABLE as error:
-        raise UnusableLog(f"This is no record of a Roundelay network: {error}.") from error
-    # Refuse a record in an unknown format instead of skipping it: the record may change the meaning of later records.
+        raise UnusableLog(f"This is not a record of a Roundelay network: {error}.") from error
+    # Refuse a record with an unknown format instead of skipping it. It may change the meaning of later records.
     if header.format != FORMAT:
-        raise UnusableLog(f"Its format is {header.format}. This Roundelay reads {FORMAT}: upgrade it.")
+        raise UnusableLog(f"Its format is {header.format}. This Roundelay reads format {FORMAT}: upgrade it.")
     return header, body
 
 
@@ -182,7 +181,7 @@ def write_commit(rows: Sequence[Row], writes: Sequence[TableWrite]) -> bytes:
 
 
 def read_commit(body: bytes) -> Commit:
-    """Decode the body of a commit. Raises `UnusableLog` if this release cannot have written the body."""
+    """Decode the body of a commit. Raises `UnusableLog` if this release cannot have written it."""
     try:
         decoded = msgspec.json.decode(body, type=_CommitBody)
         writes = [
@@ -234,8 +233,8 @@ class LogReader:
     """Reads the records of a shared log in order. `read` joins the parts of a commit, and `decode` checks the content.
 
     ``position`` and ``digest`` belong to the last record that was read completely. A commit that spans several records
-    counts only after its last part. ``head`` is the seq of the newest row up to this position. If ``head`` is None, the
-    next rows may have any seq.
+    counts only after its last part. ``head`` is the seq of the newest row up to this position, or None if the next rows
+    may have any seq.
     """
 
     def __init__(self, position: int = 0, last_digest: str = "", head: int | None = None) -> None:
@@ -244,14 +243,14 @@ class LogReader:
         self.head = head if position else 0
         self.epoch = self.name = ""
         self.leader_token = ""
-        """Fencing token of the last claim, or an empty text after the leader has released its claim."""
+        """Fencing token of the last claim, or an empty string after the leader has released leadership."""
         self.leader_name = ""
-        """Name of the current leader, or an empty text if this reader has read no claim with a name."""
+        """Name of the current leader, or an empty string if this reader has read no claim with a name."""
         self.is_filling = False
         """Whether the log begins with a database copy or a snapshot that is still incomplete."""
         self.snapshot = self.snapshot_head = 0
-        """Log position of the newest complete snapshot, and the seq of the newest row before that snapshot. Without a
-        snapshot, both numbers are 0."""
+        """Log position of the newest complete snapshot, and the seq of the newest row before it. Both are 0 without a
+        snapshot."""
         self.open_snapshot: int | None = None if position else 0
         self.open_snapshot_head = 0
         """Log position of the snapshot that the leader is writing (None if unknown), and the seq of the newest row
@@ -272,12 +271,12 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """Position of the last record that was read. The record may be only one part of a longer commit."""
+        """Position of the last record that was read. It may be only one part of a longer commit."""
         return self._end[0]
 
     @property
     def end_digest(self) -> str:
-        """Digest of the last record that was read. The header of the next record must contain this digest."""
+        """Digest of the last record that was read. The header of the next record must contain it."""
         return self._end[1]
 
     def read(self, stored: LogRecord) -> bytes | TrimStep | None:
@@ -288,26 +287,25 @@ class LogReader:
         """
         header, body = self._check_order(stored)
         self._end = stored.position, digest(stored.data)
-        # Fencing: the log may still contain records that a deposed leader appended, so ignore records with another
+        # Fencing: the log may still contain records that a deposed leader has appended, so ignore records with another
         # token.
         is_by_leader = header.writer == self.leader_token
-        # The chunks of a snapshot repeat older records. Only a reader that has not read those older records needs the
-        # chunks.
+        # The chunks of a snapshot repeat older records. Only a reader that has not read those records needs the chunks.
         is_applied = header.kind == "commit" or (header.kind == "values" and self.is_filling)
         if is_applied and is_by_leader:
             self._parts.append(body)
-            # Leave `position` before the commit until all parts are read. A node that is killed here reads the commit
-            # again.
+            # `position` stays before the commit until all parts are read. So a node that is killed here reads the
+            # commit again.
             if header.left:
                 return None
             self.position, self.digest = self._end
             whole = b"".join(self._parts)
-            # Clear the parts after joining them, because the next commit begins with its own first part.
+            # Clear the parts, because the next commit begins with its own first part.
             self._parts.clear()
             return whole
         self._change_state(header, body, stored.position, is_by_leader=is_by_leader)
         if not is_applied:
-            self._parts.clear()  # An incomplete commit has no effect: its writer stopped before the last part.
+            self._parts.clear()  # an incomplete commit has no effect, because its writer stopped before the last part
         self.position, self.digest = self._end
         with naming_record(stored.position):
             return _read_trim(body) if header.kind == "trim" and is_by_leader else None
@@ -316,32 +314,32 @@ class LogReader:
         position, last_digest = self._end
         if stored.position != position + 1:
             raise UnusableLog(
-                f"The shared log goes on at {stored.position} instead of {position + 1}: records are missing. Restore "
-                "the log, or begin with a new one."
+                f"The shared log continues at {stored.position} instead of {position + 1}: records are missing. "
+                "Restore the log, or start with a new one."
             )
         with naming_record(position + 1):
             header, body = read_record(stored.data)
         if self._begins_at_snapshot and header.kind == "base":
             # The digest of the previous record cannot be checked, because that record was dropped. The snapshot repeats
-            # the data that earlier records contained: the epoch, the name of the network, and the leader.
+            # the data of earlier records: the epoch, the name of the network, and the leader.
             self.epoch, self.name, self.leader_token = header.epoch, header.name, header.writer
             self.missing_up_to = self.head = header.head
         elif self._begins_at_snapshot:
             raise UnusableLog(
-                f"The shared log begins at {stored.position}, and not with a snapshot: records are missing. Restore the "
-                "log, or begin with a new one."
+                f"The shared log begins at {stored.position}, and not with a snapshot: records are missing. Restore "
+                "the log, or start with a new one."
             )
         elif (header.previous, header.kind == "begin") != (last_digest, stored.position == 1):
             raise UnusableLog(
-                f"The record {stored.position} of the shared log does not follow from the one before it: this is not "
-                "the log that this node knows, or it was changed."
+                f"The record {stored.position} of the shared log does not follow from the record before it. Either "
+                "this is not the log that this node knows, or it was changed."
             )
         self._begins_at_snapshot = False
         return header, body
 
     def _change_state(self, header: Header, body: bytes, position: int, *, is_by_leader: bool) -> None:
-        """Update the reader's state from a record: the leader, the newest snapshot, and whether the copy into the log
-        is complete."""
+        """Update what a record changes in the reader's state: the leader, the newest snapshot, and whether the copy
+        into the log is complete."""
         if header.kind == "begin":
             self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
         if header.kind == "filled":
@@ -357,20 +355,20 @@ class LogReader:
             self.open_snapshot, self.open_snapshot_head = position, header.head
         elif header.kind == "based" and is_by_leader:
             begun = self.open_snapshot, self.open_snapshot_head
-            # Compare the end record with the begin record that this reader has read. Otherwise, a forged end record
+            # Compare the end record with the begin record that this reader has read. Otherwise a forged end record
             # could make nodes drop records that they still need.
             if self.open_snapshot is not None and (header.base, header.head) != begun:
                 raise UnusableLog(
                     f"The record {position} of the shared log ends a snapshot at {header.base} that its writer has not "
-                    "begun: somebody else has written it. Restore the log."
+                    "begun, so it was not written by the leader. Restore the log."
                 )
             self.snapshot, self.snapshot_head, self.is_filling = header.base, header.head, False
 
     def decode(self, content: bytes | TrimStep) -> Commit | TrimStep:
         """Decode the body of a commit, or check the step of a trim.
 
-        Raises `UnusableLog` for content that no leader writes. The check is needed because anyone with write access to
-        the engine can write records in the leader's name.
+        Raises `UnusableLog` for content that no leader writes. Anyone with write access to the log's engine can write
+        records in the leader's name, so the content must be checked.
         """
         with naming_record(self.position):
             if isinstance(content, TrimStep):
@@ -383,10 +381,10 @@ class LogReader:
             return commit
 
     def _check_seqs(self, seqs: list[int]) -> None:
-        """Refuse rows whose seqs do not directly follow the newest row, because they would overwrite or skip rows in
-        every index."""
+        """Refuse rows whose seqs do not directly follow the newest row. Such rows would overwrite or skip rows in every
+        index."""
         first = seqs[0] if self.head is None else self.head + 1
-        if self.is_filling:  # A copied database may lack deleted rows, so gaps are allowed here.
+        if self.is_filling:  # a copied database may lack deleted rows, so allow gaps here
             is_next = seqs[0] >= first and seqs == sorted(set(seqs))
         else:
             is_next = seqs == list(range(first, first + len(seqs)))

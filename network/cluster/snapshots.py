@@ -1,10 +1,9 @@
 """Snapshots: the leader writes all values of all tables to the log again, so that older records can be deleted.
 
 A snapshot consists of a begin record, chunks, and an end record. Commits may be written between these records. The
-leader reads and writes each chunk under its lock. Therefore a chunk contains the state at its own position in the log,
-and later commits override it. A snapshot without an end record is ignored. Snapshots contain only tables and not the
-rows of the log. Therefore the log may begin at a complete snapshot only after every row before the snapshot was
-deleted.
+leader reads and writes each chunk under its lock. So a chunk contains the state at its own position in the log, and
+later commits override it. A snapshot without an end record is ignored. A snapshot contains only tables, not rows of the
+log. So the log may begin at a complete snapshot only after every row before the snapshot was deleted.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ async def shorten_log(leader: Leader) -> None:
     indexed = leader.log
     first, (free, total) = await indexed.shared.first(), await indexed.shared.room()
     records = indexed.reader.end - first
-    # Use the newest complete snapshot before writing another one.
+    # If there is an unused complete snapshot, use it before writing another one.
     if indexed.reader.snapshot > first:
         await drop_before_snapshot(indexed, first, leader)
         return
     is_filling_up = records >= settings.SNAPSHOT_MIN_RECORDS and total - free >= total // settings.SNAPSHOT_FILL_DIVISOR
-    # Write no snapshot of a damaged index. Damaged values would be missing in the snapshot, and after the older records
-    # were deleted, every node would lose these values.
+    # Write no snapshot of a damaged index. The snapshot would lack the damaged values, and every node would lose them
+    # after the older records were deleted.
     if (records >= settings.SNAPSHOT_EVERY_RECORDS or is_filling_up) and not indexed.index.damaged:
         await _write_snapshot(leader)
 
@@ -44,19 +43,19 @@ async def shorten_log(leader: Leader) -> None:
 async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
     """Delete the records before the newest snapshot if no node needs them any more.
 
-    If the call fails or the node is killed, the log remains valid, and a later call tries again. A candidate, which has
-    no term yet, also calls this function to make room for its claim, with None as ``leader``.
+    If the call fails or the node is killed, the log stays valid, and a later call tries again. A node that is about to
+    claim the log has no term yet. It also calls this function to make room for its claim, with None as ``leader``.
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head
-    # Keep the older records while any of their rows is kept. Snapshots contain no rows, so new nodes read these rows
-    # from the older records.
+    # Keep the older records while any of their rows is kept. Snapshots contain no rows, so new nodes read the rows from
+    # the older records.
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
-        # The rows before the snapshot are deleted, but the stored positions of the first message and record are still
-        # lower. A node that begins at the snapshot would consider these rows missing. Therefore write a trim first,
-        # which moves the positions.
+        # The rows before the snapshot are deleted, but the marks for the first kept message and record are still lower.
+        # A node that begins at the snapshot would consider these rows missing. So first write a trim, which raises the
+        # marks.
         if leader is None or not leader.token:
             return
         async with leader.exclusive():
@@ -69,9 +68,9 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     lock = asyncio.Lock() if leader is None else leader.lock
     is_done = False
     while not is_done:
-        async with lock:  # Release the lock after each step, so that commits can be written in between.
+        async with lock:  # release the lock after each step, so that commits can be written in between
             try:
-                # A kill between two steps does no harm: dropping can be repeated, and it keeps the snapshot itself.
+                # A kill between two steps does no harm: dropping can be repeated, and the snapshot itself is kept.
                 is_done = await indexed.shared.drop(snapshot)
             except LedgerError as error:
                 log.warning("old records stay in the shared log: %s", error)
@@ -91,15 +90,15 @@ async def _write_snapshot(leader: Leader) -> None:
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
-        # Write the end record last. Without an end record, readers ignore the chunks, and a reader that begins at the
-        # snapshot knows that the snapshot is incomplete.
+        # Write the end record last. Without it, readers ignore the chunks, and a reader that begins at the snapshot
+        # knows that the snapshot is incomplete.
         await indexed.append("based", leader.token, base=position, head=head)
         # Store the cursor now, because `drop` must not delete the record at the cursor's position.
         await indexed.index.append([], [indexed.cursor_write()])
 
 
 async def _write_table(leader: Leader, table: Table) -> None:
-    """Write the values of one table in chunks. Each chunk is read and written under the lock. Otherwise, its old values
+    """Write the values of one table in chunks. Each chunk is read and written under the lock. Otherwise its old values
     could override a commit that was written in between."""
     indexed, after = leader.log, ""
     while True:

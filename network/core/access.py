@@ -110,8 +110,8 @@ def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> N
         return
     if owner is None:
         raise Forbidden(
-            f"The channel {channel.name!r} has no owner, so only an operator {doing}. An operator can set an owner with "
-            "channels.set_owner."
+            f"The channel {channel.name!r} has no owner, so only an operator {doing}. An operator can set an owner "
+            "with channels.set_owner."
         )
     raise Forbidden(f"Only {owner}, who owns the channel {channel.name!r}, or an operator {doing}.")
 

@@ -271,8 +271,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         created, most = len(self.state.channels_by(creator)), self.rules.quotas.of(creator).max_created_channels
         if created >= most:
             raise Forbidden(
-                f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
-                f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
+                f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing "
+                f"channel, or ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
         # Check the quota before the name. Only the refusal of a taken name reveals a closed channel, and a participant
         # without remaining quota must not be able to probe names.
@@ -356,8 +356,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         joined = member.joined(self.state.head + 1)
         if len(joined.spans) > MAX_SPANS:
             raise Forbidden(
-                f"{agent_id} has joined the channel {name!r} {MAX_SPANS} times, which is the maximum. Use another channel "
-                "and stay in it."
+                f"{agent_id} has joined the channel {name!r} {MAX_SPANS} times, which is the maximum. Use another "
+                "channel and stay in it."
             )
         self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
         self.set_value("member", f"{name}/{agent_id}", joined)

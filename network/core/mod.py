@@ -286,8 +286,8 @@ class Operation(Struct, frozen=True):
         # Check for operators here, because every call passes through this method.
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
-                "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
-                "--operator."
+                "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token "
+                "create --operator."
             )
         return self.function(context, **_as_keywords(args))
 
@@ -568,6 +568,6 @@ def _find_entry_point(name: str) -> Callable[[], Mod]:
     installed = sorted(point.name for point in entry_points(group="roundelay.mods"))
     more = f"; installed are {', '.join(installed)}" if installed else ""
     raise ModError(
-        f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that provides it. Name a mod "
-        "in a file beside the node's by its import path, such as polls:Polls for the class Polls of polls.py."
+        f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that provides it. Name a "
+        "mod in a file beside the node's by its import path, such as polls:Polls for the class Polls of polls.py."
     )

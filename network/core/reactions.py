@@ -195,8 +195,8 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     head = facts.heads.get(trigger)
     if head is None or not is_recipient(state, agent_id, head):
         raise UnknownMessage(
-            f"There is no message {trigger} for {agent_id}. body.trigger of a started record must be the seq of a message "
-            "that the agent received."
+            f"There is no message {trigger} for {agent_id}. body.trigger of a started record must be the seq of a "
+            "message that the agent received."
         )
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message

@@ -127,8 +127,8 @@ def check_screens(
         seen.add(screen.id)
         if (screen.view == "board") != bool(screen.column) or (screen.view == "timeline") != bool(screen.at):
             raise ModError(
-                f"The screen {screen.id!r} of the mod {mod} is a {screen.view}. A board needs `column`, a timeline needs "
-                "`at`, and no other view has them."
+                f"The screen {screen.id!r} of the mod {mod} is a {screen.view}. A board needs `column`, a timeline "
+                "needs `at`, and no other view has them."
             )
         for op, arguments in _list_calls(screen):
             if op not in known:

@@ -171,8 +171,8 @@ def check_session(state: State, origin: Origin) -> None:
         raise Forbidden(f"This token of {origin.agent_id} was revoked.")
     if origin.fencing_token is not None and participant.fence != origin.fencing_token:
         raise Forbidden(
-            f"A newer reactor of {origin.agent_id} holds the fencing token {participant.fence}. This session's token is "
-            f"{origin.fencing_token}, so it stores nothing more."
+            f"A newer reactor of {origin.agent_id} holds the fencing token {participant.fence}. This session's token "
+            f"is {origin.fencing_token}, so it stores nothing more."
         )
 
 

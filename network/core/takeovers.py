@@ -182,6 +182,6 @@ def _takeovers_of(state: State, head: MessageHead) -> Iterator[Takeover]:
 
 def thread_held_error(takeover: Takeover) -> ThreadHeld:
     return ThreadHeld(
-        f"{takeover.by} has taken over {takeover.head.thread_id} (#{takeover.taken}): agents do not answer there until the "
-        "takeover ends, which the notice `given` reports."
+        f"{takeover.by} has taken over {takeover.head.thread_id} (#{takeover.taken}): agents do not answer there until "
+        "the takeover ends, which the notice `given` reports."
     )

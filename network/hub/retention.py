@@ -164,8 +164,8 @@ async def run_retention(
         # Log once per leap, and only if the leap changes which rows are deleted.
         if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
-                "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour nothing "
-                "is dropped for its age",
+                "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour "
+                "nothing is dropped for its age",
                 clock_watch.leap_ms / DAY_MS,
             )
         was_suspect = clock_watch.is_suspect

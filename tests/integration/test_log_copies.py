@@ -121,7 +121,7 @@ async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole
             await appended.next_msg()
     assert found[0] < found[1] < 22, "each was killed in the middle, and the second went on"
     refused = await invoke("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
-    assert "let `roundelay cluster migrate` go on" in refused.err
+    assert "still being filled from a database" in refused.err
     out = await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
     assert "is not complete" in out.err
     other = tmp_path / "other.db"
@@ -164,14 +164,14 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
     migrate = ("cluster", "migrate", "--from")
     assert "There is no database" in (await invoke(*migrate, lab, "--to", log, code=1)).err
     lab.write_text("some text that is no database")
-    assert "no database of a node" in (await invoke(*migrate, lab, "--to", log, code=1)).err
+    assert "not the database of a node" in (await invoke(*migrate, lab, "--to", log, code=1)).err
     lab.unlink()
     assert "There is no log" in (await invoke(*migrate, log, "--to", tmp_path / "b.db", code=1)).err
     assert not (tmp_path / "b.db").exists()
     assert "One of --from and --to" in (await invoke(*migrate, lab, "--to", tmp_path / "b.db", code=2)).err
     await make_database(lab, 5)
     change(lab, "DELETE FROM log WHERE seq = 2")
-    assert "has no whole row #2" in (await invoke(*migrate, lab, "--to", log, code=1)).err
+    assert "row #2 is missing or damaged" in (await invoke(*migrate, lab, "--to", log, code=1)).err
     for look in ("status",), ("rebuild", "--db", tmp_path / "none.db"), ("verify", "--db", lab):
         told = (await invoke("cluster", *look, "--log", server.url("new"), code=1)).err
         assert told.endswith("check the address. The first node that starts with this address creates the log.\n"), told

@@ -65,7 +65,7 @@ async def refused(url: str, kind: type[LedgerError] = LedgerError) -> str:
         ("postgres://127.0.0.1/lab?network=lab&sslmode=perhaps", "sslmode"),
         (
             "postgres://127.0.0.1/lab?network=lab&sslmode=verify-full&sslrootcert=/no/ca.pem",
-            "names no file: /no/ca.pem",
+            "names a missing file: /no/ca.pem",
         ),
     ],
 )
@@ -297,7 +297,7 @@ async def test_a_table_that_was_made_anew_takes_nothing_of_who_knew_the_old_one(
     await other.append(b"another 1", 0)
     with pytest.raises(LeadershipLost):
         await log.append(b"2", 1)
-    with pytest.raises(LedgerError, match="created anew"):
+    with pytest.raises(LedgerError, match="was replaced"):
         await log.end()
     assert await other.end() == 1
     await asyncio.gather(log.close(), other.close())
