@@ -159,6 +159,8 @@ def measure(server: ModelServer, system: System, python: Path, work: str, questi
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", ignore_cleanup_errors=True) as folder:
         job = {"work": work, "questions": questions, "base_url": server.base_url, "folder": folder, "mode": system.mode}
         environment = {**os.environ, "HOME": folder, "ROUNDELAY_HOME": f"{folder}/home"}
+        # pip has compiled the packages of the peers, and this checkout is compiled when it is imported.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with subprocess.Popen(
             [str(python), str(system.script), json.dumps(job)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment,

