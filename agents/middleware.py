@@ -259,7 +259,7 @@ class Around:
             except ValidationError:
                 # Send the same request again. Replies vary, so the next reply is often valid.
                 continue
-        raise ModelError(f"The model {asked_model.name} did not call {tool} as it was asked to.", reason="broken_reply")
+        raise ModelError(f"The model {asked_model.name} did not call {tool} as requested.", reason="broken_reply")
 
 
 AskModel = Callable[[ModelRequest], Awaitable[ModelReply]]

@@ -263,7 +263,9 @@ class _ReplyStream:
         self._caller.show_delta(self._turn, delta, has_text=has_text)
         if not has_text:
             kinds = {"text": type(delta.text).__name__, "reasoning": type(delta.reasoning).__name__}
-            _logger.error("a piece of a reply is no text and is not shown", extra={"model": self._model_name, **kinds})
+            _logger.error(
+                "a piece of a streamed reply is not text and is not shown", extra={"model": self._model_name, **kinds}
+            )
 
 
 def _spread(reaction: str, turn: int, attempt: int) -> float:
@@ -290,7 +292,7 @@ def _check_reply(reply: ModelReply, name: str) -> ModelReply:
     """
     problem = _find_type_error(reply)
     if problem:
-        raise ModelError(f"The model {name} gave a reply that cannot be used: {problem}.", reason="broken_reply")
+        raise ModelError(f"The model {name} returned a reply that cannot be used: {problem}.", reason="broken_reply")
     call_texts = [part for call in reply.tool_calls for part in (call.id, call.name, call.arguments)]
     # A lone surrogate cannot be encoded as UTF-8. The record could not be sent, and the paid reply would be lost.
     text, model, *parts = replace_all_surrogates([reply.text or "", reply.model, *call_texts])

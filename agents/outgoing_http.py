@@ -39,12 +39,12 @@ def check_environment() -> None:
         # Remember the address before an error can quote it, because its password must not reach a log.
         remember_url(url)
         if url != url.strip():
-            raise ConfigError(f"{variable} has white space around the address of its proxy: remove it.")
+            raise ConfigError(f"{variable} has white space around the address of its proxy. Remove the white space.")
         kind = urlsplit(url).scheme.lower() if "://" in url else "http"
         if kind not in _KINDS:
             advice = " (for a SOCKS proxy: socks5://)" if kind.startswith("socks") else ""
             raise ConfigError(
-                f"{variable} names a proxy of the kind {kind}://, which cannot be used. The kinds are "
+                f"{variable} names a proxy of the kind {kind}://, which is not supported. Supported kinds: "
                 f"{', '.join(f'{it}://' for it in _KINDS)}{advice}. Change or unset {variable}."
             )
         # Requests to models need `aiohttp_socks`. Requests to MCP servers use `httpx2`, which needs `socksio`.
@@ -101,7 +101,7 @@ def describe_proxy(url: str) -> str:
     sentence = f" The request went through the proxy {proxy.url} ({proxy.variable})"
     host = urlsplit(url).hostname or ""
     if is_loopback(host) or host.endswith(".localhost"):
-        return f"{sentence}, and a server on this machine needs none: set NO_PROXY={host}."
+        return f"{sentence}, but a server on this machine needs no proxy. Set NO_PROXY={host}."
     return f"{sentence}."
 
 

@@ -54,7 +54,7 @@ class GrowingWindow:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.least >= self.most:
-            raise ValueError(f"must have a least below its most, not {self.least} and {self.most}")
+            raise ValueError(f"must have least below most, not {self.least} and {self.most}")
 
     def count_shown(self, total: int) -> int:
         """Return how many of ``total`` messages are shown. The result depends only on ``total``."""

@@ -129,7 +129,7 @@ class Reaction:
             return step
         # Run the hook's cleanup now instead of when the coroutine is garbage-collected.
         coroutine.close()
-        raise RuntimeError(f"A hook of {self.agent.id} waits for something: await proceed().")
+        raise RuntimeError(f"A hook of {self.agent.id} awaits something: use `await proceed()` instead of `advance()`.")
 
     async def start(self) -> None:
         """Ask the hooks for their initial state. Idempotent. The first step also calls this method."""

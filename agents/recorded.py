@@ -298,7 +298,7 @@ class Recorded:
         if kind not in ("started", "finished") and (
             "turn" not in body or (kind in _KINDS_OF_CALLS and "call" not in body)
         ):
-            raise ValueError(f"a record of kind {kind} does not say where it stands")
+            raise ValueError(f"a record of kind {kind} does not state its turn or call")
         turn, at = place.turn, (place.turn, place.call)
         match value:
             case Started():
@@ -370,7 +370,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
         body = record["body"]
         path = body.get("path", "") if isinstance(body, Mapping) else ""
         if not isinstance(path, str):
-            raise ValueError("a record's path is no text")
+            raise ValueError("a record's path is not text")
         runs.setdefault(path, Recorded()).add(record["kind"], body)
     inner = {path: run for path, run in runs.items() if path}
     for run in runs.values():

@@ -181,7 +181,7 @@ class Takeovers:
                 raise
             except RoundelayError as error:
                 details = {"seq": message.seq, "code": error.code}
-                _logger.warning("cannot find out whether a thread is taken over", extra=details)
+                _logger.warning("the hub did not say whether a thread is taken over", extra=details)
                 # If the state is unknown, keep waiting: an answer to a thread that a person controls cannot be
                 # withdrawn.
                 return message.thread_id

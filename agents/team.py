@@ -114,7 +114,7 @@ def load_custom(spec: str) -> Middleware:
     except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
     if not isinstance(made, Middleware):
-        raise ConfigError(f"the middleware {spec!r} makes a {type(made).__name__}, no Middleware")
+        raise ConfigError(f"the middleware {spec!r} returns a {type(made).__name__} and must return a Middleware")
     return made
 
 
@@ -261,7 +261,7 @@ class ToolChoice(Strict):
         rule = self.rule
         # Do not guess which part is the mistake: a wrong guess could run a tool that should be protected.
         if self.needs_approval is False and rule != ApprovalRule():
-            raise ValueError("needs no approval, and says who approves: leave out needs_approval, or the rest")
+            raise ValueError("sets needs_approval to false, but states who approves: remove one of the two")
         return self
 
     @property
@@ -339,15 +339,13 @@ class AgentSpec(Strict):
         own = {"instruction", "model"}
         by = "a2a" if self.a2a is not None else "adapter" if self.adapter is not None else ""
         if not by and (missing := sorted(own - self.model_fields_set)):
-            told = (
-                "a2a: the address of an agent elsewhere, or adapter: the function that makes one of another framework"
-            )
+            told = "a2a (the address of a remote agent), or adapter (a function that creates another framework's agent)"
             raise ValueError(f"needs {' and '.join(missing)}, or {told}")
         own |= {"tools", "network_tools", "template", "middleware"}
         if by == "a2a":
             own.add("adapter")
         if by and (extra := sorted(own & self.model_fields_set)):
-            raise ValueError(f"has {by}, and so no {', '.join(extra)}: the other agent defines these itself")
+            raise ValueError(f"has {by}, so it cannot have {', '.join(extra)}: the other agent defines these itself")
         return self
 
     _node: YamlNode = PrivateAttr(default_factory=lambda: YamlNode(None, Path(), 1))
@@ -500,11 +498,12 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
     except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
     if not isinstance(made, SimpleAgentRunner):
-        raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
+        kind = type(made).__name__
+        raise ConfigError(f"the adapter {spec.adapter!r} returns a {kind}, not an agent of roundelay.adapters")
     # With another id, the agent would join as another participant, and its token would belong to the wrong id.
     if made.agent_id != spec.id:
         raise ConfigError(
-            f"the adapter {spec.adapter!r} gives the agent {made.agent_id}: pass on the id it is called with"
+            f"the adapter {spec.adapter!r} returns the agent {made.agent_id}: pass on the id that it receives"
         )
     return made
 
@@ -518,17 +517,16 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     else:
         return ""
     token = read_secret(token, source)
-    # Fail at the start. Otherwise the remote agent would refuse each message, and its error would not name the
-    # variable.
+    # Fail at the start. Otherwise the remote agent would refuse each message without naming the variable.
     if not token:
-        raise ConfigError(f"{source} is missing or empty, and has to hold the token")
+        raise ConfigError(f"{source} is missing or empty, and must contain the token")
     return token
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:
     # Compare resolved paths, because a symbolic link to an outer file is also a circular reference.
     if path.resolve() in outer:
-        raise ConfigError("the agent files name each other in a circle", path=path)
+        raise ConfigError("the agent files refer to each other in a circle", path=path)
     outer = (*outer, path.resolve())
     root = load_yaml(path)
     if not isinstance(root.value, dict) or "agents" not in root.value:

@@ -43,7 +43,10 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     contexts = []
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ToolError(f"The tool {name} takes {parameter}: a model calls by name, so each parameter needs one.")
+            raise ToolError(
+                f"The tool {name} has the parameter {parameter}. A model passes arguments by name, so this parameter "
+                "cannot be used."
+            )
         annotation = hints.get(parameter.name)
         if annotation is context_type:
             contexts.append(parameter.name)

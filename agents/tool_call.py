@@ -153,7 +153,7 @@ class ToolCaller:
             proceed = partial(self._run_tool, turn, replies)
             result = await run.reaction.agent.chain.around_tool(around, planned, proceed)
             if not isinstance(result, ToolResult):
-                raise TypeError(f"it gave a {type(result).__name__} for the result")
+                raise TypeError(f"it returned a {type(result).__name__} and must return a ToolResult")
         except BaseException as error:  # middleware is user code and may raise anything
             # Pass on the cancellation by a stop or by the end of the runner. A recorded result would hide that the call
             # was interrupted.
@@ -269,7 +269,9 @@ class ToolRun:
                 # Refuse the result instead of recording it: the tool's author does not want this content to be saved,
                 # and the agent has no middleware that removes it.
                 ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
-                _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
+                _logger.error(
+                    "a result may be read only once: add context to the middleware", extra={"tool": tool.name}
+                )
         except CallTimedOut:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."

@@ -150,9 +150,7 @@ class ToolClient:
         """
         # The agent may read more than the person who asked. Its answer must not reveal messages of other conversations.
         if op in _UNFILTERED:
-            raise Forbidden(
-                f"{op} tells of other conversations; inside of a reaction use network.history or network.why."
-            )
+            raise Forbidden(f"{op} reveals other conversations. Inside a reaction, use network.history or network.why.")
         if op in _FILTERED:
             args = {**(args or {}), **self._view()}
         if op == "network.open_items":

@@ -311,7 +311,7 @@ def tool(
         raise ToolError("A tool is either once, idempotent or read_only.")
     effect: Effect = "read_only" if read_only else "idempotent" if idempotent else "once"
     if timeout_s is not None and not timeout_s > 0:
-        raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
+        raise ToolError(f"timeout_s of a tool is {timeout_s} and must be more than 0.")
     # Refuse a string, because it is also a sequence: 'mia' would name the people m, i and a.
     if isinstance(approvers, str) or isinstance(escalate_to, str):
         raise ToolError("approvers and escalate_to of a tool are lists: write approvers=['mia'].")
@@ -320,14 +320,14 @@ def tool(
             tuple(approvers), approvals_needed, tuple(escalate_to), requester_may_approve, approval_timeout_s
         )
     except ValueError as error:
-        raise ToolError(f"Who approves the calls of a tool cannot be read: {error}.") from error
+        raise ToolError(f"The approval rule of a tool is invalid: {error}.") from error
 
     def decorate(decorated: Callable[..., object]) -> Tool:
         tool_name = name or str(getattr(decorated, "__name__", type(decorated).__name__))
         if not _NAME.fullmatch(tool_name):
             raise ToolError(
-                f"{tool_name!r} is no name for a tool: letters, digits, _ and -, at most {MAX_NAME_CHARS}; "
-                "give one with @tool(name=...)."
+                f"{tool_name!r} is not a valid name of a tool: use letters, digits, _ and -, at most {MAX_NAME_CHARS}; "
+                "set the name with @tool(name=...)."
             )
         model, contexts = read_signature(decorated, tool_name, ToolContext)
         parameters = tidy_schema(model.model_json_schema())

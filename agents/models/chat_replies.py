@@ -37,7 +37,7 @@ class ErrorInside(Exception):
     """A server reported an error inside a reply with status 200 or inside a stream. ``body`` is the error's JSON."""
 
     def __init__(self, body: object) -> None:
-        super().__init__("the reply holds an error")
+        super().__init__("the reply contains an error")
         self.body = body
 
 
@@ -176,7 +176,7 @@ class Draft:
         parts = [_wrap_function(call) for call in _list_objects(message, "tool_calls")]
         for place, part in enumerate(parts):
             if not isinstance(part.get("function", {}), Mapping | None):
-                raise ValueError("a call of it has no function")
+                raise ValueError("one of its tool calls has no function")
             if is_piece:
                 self._add_piece(part, place, len(parts))
             elif part.get("function"):  # check the form of the part, because some servers omit the type

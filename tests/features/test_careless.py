@@ -319,7 +319,7 @@ async def test_a_judge_that_answers_oddly_is_understood_or_holds_up_nothing(judg
         assert first["correction"] is not None
     else:
         assert (end.answer, first["correction"]) == ("The answer.", None)
-        assert "did not call verdict as it was asked to" in first["notes"][0]
+        assert "did not call verdict as requested" in first["notes"][0]
 
 
 # --- answers that are too large for a message

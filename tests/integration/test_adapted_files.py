@@ -52,12 +52,12 @@ REFUSED = {
     "no such name": ("adapter: 'greetings2:nobody'", "has no attribute 'nobody'"),
     "the framework's agent": ("adapter: 'greetings2:agent'", "not a function"),
     "no import path": ("adapter: greetings2", "write package.module:function"),
-    "another id": ("adapter: 'greetings2:of_another_id'", "gives the agent somebody: pass on the id"),
-    "no agent of ours": ("adapter: 'greetings2:of_no_adapter'", "gives a Agent, no agent of roundelay.adapters"),
+    "another id": ("adapter: 'greetings2:of_another_id'", "returns the agent somebody: pass on the id"),
+    "no agent of ours": ("adapter: 'greetings2:of_no_adapter'", "returns a Agent, not an agent of roundelay.adapters"),
     "other arguments": ("adapter: 'json:dumps'", "fails .TypeError"),
     "what it cannot keep": ("on_new_message: inject\nadapter: 'greetings2:greeter'", "inject"),
-    "a model too": ("adapter: 'greetings2:greeter'\nmodel: {rules: []}", "has adapter, and so no model"),
-    "both": ("adapter: 'greetings2:greeter'\na2a: 'https://far.example'", "has a2a, and so no adapter"),
+    "a model too": ("adapter: 'greetings2:greeter'\nmodel: {rules: []}", "has adapter, so it cannot have model"),
+    "both": ("adapter: 'greetings2:greeter'\na2a: 'https://far.example'", "has a2a, so it cannot have adapter"),
 }
 
 

@@ -684,7 +684,10 @@ def test_a_file_names_approvers_at_the_agent_and_at_its_tools(tmp_path: Path, mo
         ("approvers: [mia]\napprovals_needed: 2", "name more people, or need fewer approvals"),
         ("approvals_needed: 0", "greater than or equal to 1"),
         ("tools: [{tool: 'till:refund', approver: [mia]}]", "did you mean"),
-        ("tools: [{tool: 'till:refund', needs_approval: false, approvers: [mia]}]", "needs no approval, and says who"),
+        (
+            "tools: [{tool: 'till:refund', needs_approval: false, approvers: [mia]}]",
+            "sets needs_approval to false, but states who",
+        ),
     ],
 )
 def test_a_file_that_names_nobody_is_refused_with_its_line(tmp_path: Path, line: str, problem: str) -> None:

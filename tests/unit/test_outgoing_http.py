@@ -67,7 +67,7 @@ def test_a_proxy_of_an_unknown_kind_is_refused_at_the_start(
 ) -> None:
     monkeypatch.setenv(variable, f"{kind}://tom:hidden-password@127.0.0.1:1080/")
     told = refused()
-    assert f"{variable} names a proxy of the kind {kind}://, which cannot be used" in told
+    assert f"{variable} names a proxy of the kind {kind}://, which is not supported" in told
     assert "hidden-password" not in told
     assert f"Change or unset {variable}." in told
 
@@ -98,7 +98,7 @@ async def test_a_proxy_in_the_way_of_a_model_on_this_machine_is_named_and_not_as
         assert server.received == []
     told = str(caught.value)
     assert f"The request went through the proxy http://{proxy} (HTTP_PROXY)" in told
-    assert "set NO_PROXY=127.0.0.1" in told
+    assert "Set NO_PROXY=127.0.0.1" in told
     assert "hidden-password" not in told
     assert (caught.value.reason, caught.value.retryable) == ("misconfigured", False)
 

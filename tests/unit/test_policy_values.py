@@ -184,7 +184,7 @@ def test_a_time_to_wait_for_another_agent_is_a_number_of_seconds(make: Any, time
         ("per_thread: 500", '"limits.per_thread" must be less than or equal to 499, not 500'),
         ("per_thread: '3'", '"limits.per_thread" must be a whole number, not "3"'),
         ("per_thread: {least: 2, most: 500}", '"limits.per_thread.most" must be less than or equal to 499, not 500'),
-        ("per_thread: {least: 9, most: 9}", '"limits.per_thread" must have a least below its most, not 9 and 9'),
+        ("per_thread: {least: 9, most: 9}", '"limits.per_thread" must have least below most, not 9 and 9'),
         ("per_thread: {least: 9, mots: 12}", 'unknown key "mots"; did you mean "most"?'),
         ("per_thread: {least: 9, most: 12}", None),
     ],

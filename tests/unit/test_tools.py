@@ -168,7 +168,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function: Callable[
 
 @pytest.mark.parametrize("name", ["has space", "ünï", "a" * 65, "channels.join", "<lambda>"])
 def test_a_name_that_no_server_takes_is_refused(name: str) -> None:
-    with pytest.raises(ToolError, match="is no name for a tool"):
+    with pytest.raises(ToolError, match="is not a valid name of a tool"):
         tool(name=name)(lambda_like)
 
 
