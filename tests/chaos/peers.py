@@ -59,8 +59,8 @@ class _RecordingWire:
 
 
 CONNECT_TIMEOUT_S = 2.0
-"""Time that these clients wait for a welcome, in seconds. It is short because the proxy lets some of them wait
-forever.
+"""Time that these clients wait for a welcome, in seconds. The timeout is short because the proxy lets some clients
+wait forever.
 """
 
 
@@ -109,7 +109,7 @@ class Received:
 
 
 class ChaosPeer:
-    """One client behind the proxy. It sends continuously and acknowledges its deliveries, some of them late."""
+    """One client behind the proxy. The client sends continuously and acknowledges its deliveries, some of them late."""
 
     def __init__(
         self, agent_id: str, url: str, token: str, received: Received, random: Random, resume: Cursor | None

@@ -76,7 +76,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
             async with asyncio.timeout(timeout_s):
                 await proxy.is_exhausted.wait()
         except TimeoutError:
-            proxy.is_exhausted.set()  # proxy faults by their share of the scripts
+            proxy.is_exhausted.set()  # the checks below count the faults that have fired
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
             await asyncio.gather(*sending)  # every send gets an answer
         expected: dict[str, set[int]] = {name: set() for name in names}

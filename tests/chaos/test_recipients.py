@@ -23,7 +23,7 @@ AWAY = ("bye", "lost")
 
 
 def _wrong_sends(random: Random, unseen: int, own: int, head: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield sends that must fail, as error code, address and fields. Some are near misses of valid ones."""
+    """Yield sends that must fail, as error code, address and fields. Some of the sends are near misses of valid ones."""
     letters = "".join(random.choice("abcdefghij0123456789") for _ in range(random.randint(5, 60)))
     nobody = [
         "agent:bo",

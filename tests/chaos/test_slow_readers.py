@@ -32,8 +32,8 @@ UNANSWERED = 16
 NOISE_MS = 20.0
 SMALL_BUFFER_BYTES = 4096
 AFTER_CLOSE_S = 1.5
-"""Time within which readers notice that they were closed, in seconds. They do not notice all at once, because this
-process would then count its own delay as the hub's.
+"""Time within which readers notice that they were closed, in seconds. Readers do not notice a close all at once,
+because this process would then count its own delay as the hub's.
 """
 CATCHING_UP_AT_ONCE = 8
 CLOSED_WITHIN = 2.0
@@ -217,7 +217,7 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> Non
     async with node_process(db, limits=limits) as node, AsyncExitStack() as at_end:
         others, loud = Others(), Loud(load)
         tasks = [*await others.join(node, at_end), *await loud.join(node, at_end)]
-        await asyncio.sleep(0.5)  # the hub has registered them; this is its memory without messages
+        await asyncio.sleep(0.5)  # the hub has registered the readers, and its memory holds no messages yet
         memory = Memory(node.pid)
         tasks.append(asyncio.create_task(memory.watch()))
         await loud.speak()
@@ -240,7 +240,7 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> Non
 
         async with asyncio.timeout(
             load.stall_timeout_ms / 1000 * 4 + 10
-        ):  # the last ones may have joined shortly before the end
+        ):  # the last readers may have joined shortly before the end
             await readers.all_closed.wait()
         slow_is_open, slow_had = slow.close_code is None, len(slow.seqs)
         for task in (dripping, *stalling):

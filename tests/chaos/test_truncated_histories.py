@@ -91,7 +91,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
                         starts.add(welcome.missing_before)
                         async with network.client(
                             f"late{number}"
-                        ) as client:  # notified once: its ack cursor is now at the start of the log
+                        ) as client:  # the client gets one notice: its ack cursor is now at the start of the log
                             told_again += client.welcome.resume != "full"
     finally:
         await network.hub.close()

@@ -119,7 +119,9 @@ async def test_the_example_echoes_also_when_it_is_started_again(client: Path, tm
 
 @dataclass
 class Story:
-    """Two programs, of which one sends numbers to the other. Their output is compared with the node's log."""
+    """Two programs, of which one sends numbers to the other. The output of both programs is compared with the node's
+    log.
+    """
 
     folder: Path
     scratch: Path
@@ -217,7 +219,7 @@ async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
                     sender = await story.start_sender(node.url)
                     killed_senders += 1
                 await node.restart()
-                if number % 4:  # otherwise they reconnect after their delay
+                if number % 4:  # otherwise the programs reconnect after their delay
                     for program in (sender, receiver):
                         program.tell(wake=True)
             await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)

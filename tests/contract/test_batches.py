@@ -153,7 +153,7 @@ KINDS = ("started", "started", "note", "tool_started", "tool_result", "waiting",
 
 
 def make_frames(random: Random, head: int) -> list[dict[str, Any]]:
-    """Return random frames. They refer to earlier messages, to messages in the same batch, and to messages that do
+    """Return random frames. Frames refer to earlier messages, to messages in the same batch, and to messages that do
     not exist.
     """
     seqs, frames = [1, 6, 7, head, head + 1, head + 2, 10**15], []

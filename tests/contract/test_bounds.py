@@ -100,7 +100,7 @@ async def running_hub(ledger: Any, **limits: int) -> AsyncIterator[Hub]:
             async with asyncio.timeout(TIMEOUT_S):
                 await hub.close()
         finally:
-            await ledger.close()  # its threads would keep the process alive
+            await ledger.close()  # the ledger's threads would keep the process alive
 
 
 @asynccontextmanager
@@ -199,7 +199,7 @@ async def test_a_hub_stops_while_frames_keep_coming(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
         sending = [asyncio.create_task(send_without_end(sender)) for sender in senders]
-        closed = [asyncio.create_task(sender.closed()) for sender in senders]  # these tasks also read
+        closed = [asyncio.create_task(sender.closed()) for sender in senders]  # these tasks also read from the sockets
         while hub.state.head < 100:
             await hub.wait_beyond(hub.state.head, TIMEOUT_S)
         await hub.close()
@@ -514,7 +514,7 @@ async def test_frames_that_count_nothing_do_not_pile_up_before_a_writer_that_sta
         await ann.join("ann")
         ledger.may_append.clear()
         ann.say(type="send", message_id="first", to="broadcast", content=1)
-        await asyncio.sleep(0)  # the ledger has received its batch
+        await asyncio.sleep(0)  # the ledger has received the message's batch
         for _ in range(1000):
             ann.say_raw(b"{}")
         assert hub.pending <= 33
@@ -582,7 +582,7 @@ async def test_who_said_hello_in_time_is_not_closed_for_a_slow_writer(node: Node
     session = await WireSession.open(node.url)
     await session.send_frame(hello_frame("ann", token=make_token()))
     silent = await WireSession.open(node.url)
-    assert await silent.closed() == 4408  # its timeout, which began later, has expired
+    assert await silent.closed() == 4408  # the timeout of this connection, which began later, has expired
     may_append.set()
     await session.expect("welcome")
     await session.close()
@@ -810,7 +810,8 @@ async def test_who_comes_and_goes_between_messages_is_not_let_in_for_ever(monkey
             await bob.call("channels.join", {"name": "dev"})
             await ann.post("dev", f"here {number}")
             await bob.call("channels.leave", {"name": "dev"})
-        await bob.call("channels.join", {"name": "dev"})  # he missed nothing, so his membership continues without a gap
+        # Bob missed nothing, so his membership continues without a gap.
+        await bob.call("channels.join", {"name": "dev"})
         await bob.call("channels.leave", {"name": "dev"})
         await ann.post("dev", "away again")
         with pytest.raises(Forbidden, match=r"joined the channel 'dev' 3 times.*stay in it"):
@@ -820,7 +821,7 @@ async def test_who_comes_and_goes_between_messages_is_not_let_in_for_ever(monkey
         assert not member.is_in
         said = [message.content for message in (await bob.history("channel:dev")).messages]
         assert said == ["here 0", "here 1", "here 2"]
-        await bob.call("channels.create", {"name": "other"})  # he may still create other channels
+        await bob.call("channels.create", {"name": "other"})  # bob may still create other channels
 
 
 @pytest.mark.parametrize("seq", range(12))

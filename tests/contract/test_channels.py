@@ -11,7 +11,7 @@ from tests.support.wire import WireSession, contents
 
 @pytest.fixture
 async def alice(node: Node) -> WireSession:
-    """Alice's session. She has created `channel:dev` and is a member."""
+    """Alice's session. Alice has created `channel:dev` and is a member."""
     session = await node.agent("alice")
     await session.call("channels.create", {"name": "dev"})
     return session
@@ -108,7 +108,7 @@ async def test_a_reply_in_a_channel_joins_its_thread_with_the_channels_readers(
     assert contents((await alice.call("network.history", {"thread_id": thread_id}))["messages"]) == ["reply", "deeper"]
     await outsider.call_refused("unknown_message", "network.history", {"thread_id": thread_id})
     refusal = await outsider.submit("channel:dev", "let me in", reply_to=first["seq"])
-    assert refusal["code"] in ("forbidden", "unknown_message")  # both are true, and the protocol allows both
+    assert refusal["code"] in ("forbidden", "unknown_message")  # both codes are true, and the protocol allows both
 
 
 async def test_a_reply_must_name_the_channel_it_is_in(alice: WireSession, bob: WireSession) -> None:

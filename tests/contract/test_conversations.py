@@ -28,7 +28,7 @@ async def test_each_conversation_is_a_thread_of_its_own(mia: WireSession, bob: W
         seqs[name] = stored["seq"]
         message = (await bob.next_frame())["message"]
         assert (message["thread_id"], message["to"], message["kind"]) == (stored["thread_id"], "agent:bob", "direct")
-        assert "conversation" not in message  # the thread contains it
+        assert "conversation" not in message  # the thread's ID contains the conversation
     history = await bob.call("network.history", {"thread_id": "direct:bob~mia:plans"})
     assert contents(history["messages"]) == ["in plans"]
     listed = await mia.call("network.list_threads", {})

@@ -355,7 +355,7 @@ async def test_a_nack_of_something_never_delivered_is_invalid(node: Node, alice:
         expect_error(await session.next_frame(), "invalid_arguments")
 
 
-# -- window; its size and slow readers: test_limits.py
+# -- window (its size and slow readers: test_limits.py)
 
 
 async def test_the_window_is_each_sessions_own() -> None:
@@ -368,7 +368,7 @@ async def test_the_window_is_each_sessions_own() -> None:
         await bob.message("c")
         await second.settle()
         assert second.unread == []
-        await second.ack(seqs[1])  # below the ack cursor, but it still makes room in this session's window
+        await second.ack(seqs[1])  # an ack below the ack cursor still makes room in this session's window
         await second.message("c")
 
 

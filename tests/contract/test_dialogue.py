@@ -16,8 +16,8 @@ from tests.support.wire import WireSession
 DIALOGUE = (Path(__file__).parents[2] / "docs/protocol/dialogue.md").read_text(encoding="utf-8")
 LEFT_OUT = "…"
 VARIES = {"token", "epoch", "session_id", "sent_at"}
-"""Fields whose values differ in each run. They must still be consistent: a value of `welcome` is used again in a
-resume.
+"""Fields whose values differ in each run. The values must still be consistent: a value of `welcome` is used again in
+a resume.
 """
 
 
@@ -38,7 +38,7 @@ def read_lines() -> Iterator[Line]:
 
 
 class Play:
-    """Player of the dialogue. It maps the values on the page to the values of this run."""
+    """Player of the dialogue. The player maps the values on the page to the values of this run."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -121,12 +121,12 @@ async def test_what_a_known_participant_has_begun_is_taken_by_no_newcomer(tmp_pa
 
         node.hub.ledger.append = append_later  # type: ignore[method-assign]
         waiting = {}
-        for agent_id in ("new", "known"):  # the first one must be written, and the second waits for it
+        for agent_id in ("new", "known"):  # the first hello must be written, and the second waits for it
             token = tokens[agent_id]
             waiting[agent_id] = await WireSession.open(node.url)
             await waiting[agent_id].send_frame(hello_frame(agent_id, token=token))
         newcomers = [await WireSession.open(node.url) for _ in range(2 * PLACES)]
-        assert await waiting["new"].closed() == 4408  # it was the oldest of the unknown connections
+        assert await waiting["new"].closed() == 4408  # this connection was the oldest of the unknown ones
         may_append.set()
         await waiting["known"].expect("welcome")
         await newcomers[-1].hello("late", token=make_token())

@@ -27,7 +27,9 @@ MAX_BATCH = BATCH_COST // ENTRY_BYTES + TURN_COST // ENTRY_BYTES
 
 
 class StandingLedger(MemoryLedger):
-    """Ledger whose appends wait while ``may_append`` is not set. It records the number of rows of each append."""
+    """Ledger whose appends wait while ``may_append`` is not set. The ledger records the number of rows of each
+    append.
+    """
 
     def __init__(self) -> None:
         super().__init__(epoch="e1")

@@ -331,7 +331,7 @@ async def test_blob_is_deleted_after_its_message_and_its_grace(tmp_path: Path) -
         await upkeeper.run(now + 2 * DAY_MS, stored.seq + 1)  # retention has dropped the message
         assert [await is_readable(it, file) for it in (ann, bob)] == [True, False]
         await upkeeper.run(now + 2 * DAY_MS + 1000, stored.seq + 1)
-        assert await is_readable(ann, file)  # its grace period starts when the message is dropped
+        assert await is_readable(ann, file)  # the file's grace period starts when the message is dropped
         await upkeeper.run(now + 4 * DAY_MS, stored.seq + 1)
         assert not await is_readable(ann, file)
         assert len([*list_blobs(blob_folder(path))]) == 1
@@ -348,7 +348,7 @@ async def test_deleted_message_takes_its_files_from_its_readers() -> None:
         first, second = [await ann.send("agent:bob", {"text": "look", "files": [file]}) for _ in range(2)]
         await ann.send("agent:eve", {"files": [file]})
         await ann.call("messages.delete", {"seq": second.seq})
-        assert await is_readable(bob, file)  # the first message still refers to it
+        assert await is_readable(bob, file)  # the first message still refers to the file
         await ann.call("messages.delete", {"seq": first.seq})
         assert [await is_readable(it, file) for it in (ann, bob, eve)] == [True, False, True]
 
@@ -368,7 +368,7 @@ async def test_content_that_is_stored_again_survives_until_its_commit(tmp_path: 
     blobs = FolderBlobs(tmp_path)
     blob = await blobs.store(b"text")
     assert await blobs.collect_garbage(set, 0) == 0
-    await blobs.store(b"text")  # its reference is not committed yet
+    await blobs.store(b"text")  # the file's reference is not committed yet
     assert await blobs.collect_garbage(set, ORPHAN_TTL_MS) == 0
     assert await blobs.read(blob.sha256, 0, 4) == b"text"
     assert await blobs.collect_garbage(set, 2 * ORPHAN_TTL_MS) == 1

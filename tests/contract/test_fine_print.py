@@ -184,5 +184,5 @@ async def test_a_channels_reply_to_a_reply_is_for_late_joiners_if_its_history_is
     assert await bob.contents_until("marker") == [
         "first",
         "reply to the reply",
-    ]  # it was a member at the first message, and is one now
+    ]  # the agent was a member at the first message, and is one now
     assert await late.contents_until("marker") == given

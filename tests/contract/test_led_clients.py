@@ -131,7 +131,7 @@ async def test_a_node_that_was_named_is_tried_again_when_who_named_it_is_gone(tm
         async with deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}", epoch=epoch) as (url, _):
             ann = await stack.enter_async_context(NetworkClient("ann", url))
         async with asyncio.timeout(20):
-            async for event in ann.events():  # it has tried the named node, where nobody listens yet
+            async for event in ann.events():  # the client has tried the named node, where nobody listens yet
                 if isinstance(event, Reconnecting) and f"No hub answers at {url}" in event.reason:
                     break
             await stack.enter_async_context(leading())

@@ -18,7 +18,7 @@ REACHED: dict[str, tuple[dict[str, int], Reach]] = {}
 
 
 def reaches(limit: str, value: int, **others: int) -> Callable[[Reach], Reach]:
-    """Decorator of a case. It names the limit, its value and other limits of the case."""
+    """Decorator of a case. The decorator names the limit, its value and other limits of the case."""
 
     def keep(reach: Reach) -> Reach:
         assert limit not in REACHED
@@ -121,7 +121,7 @@ async def a_stalled_reader_is_closed(node: Node) -> None:
         seq = (await ann.send("broadcast", "x" * 60_000))["seq"]
         assert (await other.delivery())["message"]["seq"] == seq
         await other.ack(seq)
-    await other.expect("presence", agent_id="bob", state="offline")  # it has read no byte for that time
+    await other.expect("presence", agent_id="bob", state="offline")  # bob has read no byte for that time
     assert await bob.closed() == 4429
     await other.settle()
 

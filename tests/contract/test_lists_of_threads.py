@@ -74,7 +74,7 @@ def test_a_list_of_titled_threads_is_read_a_few_at_once(tmp_path: Path, kind: st
         network.send("tom", "agent:desk", conversation=f"c{number % 60}")
     found, read = count_reads(network, list_threads(network.reading("tom"), limit=50))
     assert len(found["threads"]) == 50
-    assert read["rows"] <= 2 * 51, read  # the first and the newest message of each thread
+    assert read["rows"] <= 2 * 51, read  # one row for the first and one for the newest message of each thread
     assert read["calls"] <= 16, read
     note(**read)
     network.close()

@@ -50,7 +50,7 @@ async def test_who_only_reads_along_cannot_use_up_a_conversation() -> None:
         assert "carol" in error["message"]
         answer = await bob.send(
             "agent:mia", "I do", cause=root
-        )  # nobody has addressed bob either, but he has used nothing
+        )  # nobody has addressed bob either, but he has used nothing of the budget
         for number in range(9):
             await mia.send("agent:bob", f"go on {number}", cause=answer["seq"])
 
@@ -77,7 +77,7 @@ async def test_who_was_addressed_later_leaves_a_part_to_those_between_whom_it_be
         asked = (await bob.send("agent:carol", "help", cause=root))["seq"]
         also = (await carol.send("agent:dave", "help", cause=asked))["seq"]
         taken = [(await use_up(carol, "agent:dave", asked))[0], (await use_up(dave, "agent:carol", also))[0]]
-        assert taken == [15, 12]  # carol has half of 32, and both together seven eighths
+        assert taken == [15, 12]  # carol has half of 32, and carol and dave together seven eighths
         taken = [(await use_up(bob, "agent:mia", root))[0]]
         assert taken == [2]  # the root and the question count in that eighth
 
@@ -316,7 +316,8 @@ async def test_who_began_it_is_told_once_in_a_message_that_stays(tmp_path: Path)
         page = await mia.call("network.history", {"thread_id": "mod:network~mia"})
         assert len(page["messages"]) == 1
         followed = await mia.call("network.impact", {"seq": root})
-        assert [it["content"] for it in followed["messages"]] == [0, 1]  # it does not belong to the conversation
+        # The notice does not belong to the conversation.
+        assert [it["content"] for it in followed["messages"]] == [0, 1]
 
 
 async def test_a_conversation_that_is_let_go_on_tells_again_when_it_stops_again() -> None:

@@ -99,7 +99,7 @@ async def test_a_kill_counts_for_what_was_at_work_and_not_for_what_waited(bot: B
                 "poison",
                 "asking",
                 "inside",
-            ):  # the process resumes all of them; `queued` waits for its turn
+            ):  # the process resumes all reactions; `queued` waits for its turn
                 await bot.write(reaction, "started")
         await bot.write("poison", "tool_started")
         await bot.write("poison", "tool_started", call=1)
@@ -114,7 +114,8 @@ async def test_a_kill_counts_for_what_was_at_work_and_not_for_what_waited(bot: B
     assert await bot.attempts("poison") == ("dead", FIVE)
     assert await bot.attempts("asking") == ("in_prompt", 1)
     assert await bot.attempts("inside") == ("in_prompt", 1)
-    assert await bot.attempts("queued") == ("in_prompt", 2)  # its model was called when the first process was lost
+    # The agent's model was called when the first process was lost.
+    assert await bot.attempts("queued") == ("in_prompt", 2)
     assert await bot.letters() == [bot.triggers["poison"]]
 
 
@@ -160,7 +161,7 @@ async def test_progress_clears_the_count(bot: Bot, kind: str) -> None:
             assert await bot.attempts("long") == ("in_prompt", FIVE)
         await bot.drop()
         await bot.come(f"life {life + 1}")
-    assert (await bot.attempts("long"))[0] == "dead"  # the fifth loss at the same point
+    assert (await bot.attempts("long"))[0] == "dead"  # the reaction was lost for the fifth time at the same point
 
 
 async def test_a_letter_is_taken_back_when_its_reaction_ends_after_all_and_each_is_told_once(bot: Bot) -> None:

@@ -1,7 +1,7 @@
 """Tests of every model class on every common server: ten turns with tools, with and without streaming, resumed or
 not.
 
-The servers (`tests.support.model_servers`) are strict stand-ins. Each names the public source of its rules.
+The servers (`tests.support.model_servers`) are strict stand-ins. Each server names the public source of its rules.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ async def test_a_model_without_tool_calls_works_on_every_server(kind: type[Model
 @both_ways
 @on_each_server
 async def test_a_fallback_goes_on_with_what_another_model_began(kind: type[ModelServer], stream: bool) -> None:
-    """The first model thinks and is down from turn 6 on. Its thinking and its signatures are not sent to the second
-    one.
+    """The first model thinks and is down from turn 6 on. The thinking and signatures of the first model are not sent
+    to the second one.
     """
     async with DeepSeekServer(down_from=6) as first, kind() as second:
         model = FallbackModel(open_model(first, stream=stream), open_model(second, stream=stream))
@@ -248,7 +248,9 @@ THREE: list[tuple[type[ModelServer], type[ModelServer], type[ModelServer]]] = [
 async def test_a_reaction_goes_back_and_forth_between_three_servers(
     kinds: tuple[type[ModelServer], ...], stream: bool
 ) -> None:
-    """The first two servers are up only in some turns. Each gets back its own thinking, even after a restart."""
+    """The first two servers are up only in some turns. Each server gets back the thinking of its own replies, even
+    after a restart.
+    """
 
     def open_models() -> FallbackModel:
         return FallbackModel(*(open_model(it, stream=stream) for it in servers))

@@ -208,7 +208,7 @@ async def test_reaction_finds_no_note_that_its_requester_may_not_read(network: N
     private = (await ann.send("agent:desk", "Keep this private.")).seq
     asked = (await bob.send("agent:desk", "What is private?")).seq
     secret = (await call(desk, "create", name="secret", text="the secret", cause=private))["note"]
-    # Only agents read this thread. Its notes belong to the people that the agents work for.
+    # Only agents read this thread. The notes of this thread belong to the people that the agents work for.
     passed = (await desk.send("agent:helper", "Please help.", cause=private)).seq
     shared = (await call(helper, "create", name="shared", text="the secret", cause=passed))["note"]
     assert shared == "direct:desk~helper/shared"

@@ -27,7 +27,7 @@ OPERATIONS = list_operations(mod() for mod in OWN_MODS.values())
 
 @pytest.fixture
 async def ann(node: Node) -> WireSession:
-    """Ann's session. She owns `den`, which is closed, and `club`, which invited participants may join."""
+    """Ann's session. Ann owns `den`, which is closed, and `club`, which invited participants may join."""
     session = await node.agent("ann")
     await session.call("channels.create", {"name": "den", "access": "closed"})
     await session.call("channels.create", {"name": "club", "access": "invite"})
@@ -274,7 +274,7 @@ async def test_a_closed_channel_answers_like_one_that_does_not_exist(outsiders: 
         for name in ("cellar", "nil"):
             is_thread = not op.startswith("channels.")
             if has_been_in and op in ("network.history", "network.mark", "network.search"):
-                continue  # it may read messages from its own time
+                continue  # the outsider may read messages from its own time in the channel
             place = {"thread_id": f"channel:{name}"} if is_thread else {"name": name}
             if op == "tasks.create":
                 place = {"channel": name}

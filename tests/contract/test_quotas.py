@@ -69,8 +69,9 @@ async def test_beyond_its_messages_nothing_of_a_participant_is_stored_until_the_
         assert refusal["retry_after_ms"] == HALF_DAY_MS
         assert "12 h 0 min" in refusal["message"]
         assert "3 messages of the 3" in refusal["message"]
-        await store(bob, 3)  # the others have their own quota
-        await ann.call("channels.create", {"name": "den"})  # only its bytes count, because it is not a message
+        await store(bob, 3)  # other participants have their own quota
+        # Only the bytes of a call count, because a call is not a message.
+        await ann.call("channels.create", {"name": "den"})
         await ann.call_refused("budget_exhausted", "channels.post", {"name": "den", "text": "one too many"})
         clock.now += HALF_DAY_MS - 1
         refused_for(await ann.submit("agent:bob", "too early", message_id="m4"), "messages_per_day")

@@ -94,7 +94,7 @@ async def test_a_reactor_whose_welcome_was_lost_is_welcome_with_the_fence_that_i
 ) -> None:
     await reactor.drop()
     fence, newest = reactor.welcome["fence"], reactor.welcome["fence"]
-    for _ in range(3):  # it never learns the higher tokens
+    for _ in range(3):  # the lost process never learns the higher tokens
         again = await node.agent("bot", role="reactor", fence=fence)
         assert again.welcome["fence"] > newest
         newest = again.welcome["fence"]

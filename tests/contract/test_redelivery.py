@@ -97,7 +97,7 @@ def test_another_attempt_is_passed_on_when_the_session_that_has_it_is_lost(hub: 
     hard = alice.send("hard")
     assert bob.given() == [("hard", 1)]
     bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=600)
-    other = Visitor(hub, "bob")  # its pages skip the message, so it gets the next attempt
+    other = Visitor(hub, "bob")  # the pages of this session skip the message, so the session gets the next attempt
     assert other.given() == []
     hub.loop.step(0.7)
     assert (other.given(), bob.given()) == ([("hard", 2)], [])
@@ -113,7 +113,7 @@ def test_an_ack_that_meets_another_attempt_on_its_way_does_not_cover_it(hub: Ste
     hard, later = alice.send("hard"), alice.send("later")
     bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=1000)
     hub.loop.step(1.1)
-    bob.say(type="ack", seq=later)  # sent before he read the next attempt
+    bob.say(type="ack", seq=later)  # bob sent this ack before he read the next attempt
     assert bob.given() == [("hard", 1), ("later", 1), ("hard", 2)]
     bob.drop()
     again = Visitor(hub, "bob")
@@ -248,7 +248,7 @@ async def test_a_nack_of_what_another_session_has_handled_changes_nothing(
     await bob.nack(seq)
     harder = await send_hard(alice, bob, other)
     await bob.nack(harder)
-    await expect_attempt(bob, harder, 2)  # without the message before it
+    await expect_attempt(bob, harder, 2)  # the message before this one is not delivered again
     status = await alice.call("network.message_status", {"seq": seq})
     assert [recipient["state"] for recipient in status["recipients"]] == ["handled"]
 

@@ -27,7 +27,7 @@ async def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
         alice, bob = await node.agent("alice"), await node.agent("bob", resume={"epoch": epoch, "cursor": start})
         assert alice.welcome["network"]["epoch"] == epoch  # durability full: nothing was lost
         assert bob.welcome["resume"] == "full"
-        # Repeated after the restart to learn its result.
+        # Repeat this send after the restart to learn its result.
         await alice.send("channel:dev", "unanswered", message_id="last")
         for n, first in enumerate(stored):
             assert await alice.send("channel:dev", n, message_id=f"m{n}") == first | {"duplicate": True}

@@ -359,11 +359,11 @@ async def test_who_takes_nothing_holds_what_it_is_owed_for_a_while_only(opener: 
         connection.send(b'{"type":"hello","protocol":1,"agent_id":"bob","kind":"agent"}')
         frames = connection.frames()
         assert b'"welcome"' in await anext(frames)
-        for number in range(3):  # the first message fills its window, and the others wait
+        for number in range(3):  # the first message fills the session's window, and the others wait
             await ann.send_text("bob", f"old {number}")
         assert b"old 0" in await anext(frames)
         it.day += 2
-        assert await it.trim(patient) == 3  # two registrations, and the message that it received
+        assert await it.trim(patient) == 3  # two registrations, and the message that bob received
         held = await texts_of(ann, "direct:ann~bob")
         it.day += 29 / (24 * 60)
         assert await it.trim(patient) == 0
@@ -433,7 +433,7 @@ async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
         await is_planned.wait()
         bob = NetworkClient("bob", transport=LocalTransport(it.hub))
         joining = asyncio.create_task(bob.connect())
-        for _ in range(20):  # it can only finish what needs no ack
+        for _ in range(20):  # retention can only finish what needs no ack
             await asyncio.sleep(0)
         may_go.set()
         await trimming
@@ -473,7 +473,7 @@ async def test_nothing_is_cut_while_the_ledger_is_reopened(opener: Opener) -> No
         await is_opening.wait()
         it.day += 2
         trimming = asyncio.create_task(it.trim())
-        for _ in range(20):  # it can only finish what needs no ack
+        for _ in range(20):  # retention can only finish what needs no ack
             await asyncio.sleep(0)
         may_open.set()
         await trimming

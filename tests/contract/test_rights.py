@@ -1,8 +1,8 @@
-"""Tests of a rights file on the wire: every operation and frame with every role and every relation to a channel. They
-also check deliveries and reads.
+"""Tests of a rights file on the wire: every operation and frame with every role and every relation to a channel. The
+tests also check deliveries and reads.
 
 The conversation takes place on a node without a rights file. Then a node with one opens the same ledger. So each role
-has each relation, even those that it could not reach under its rights.
+has each relation, even a relation that it could not reach under its rights.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ FRAMES: dict[str, list[tuple[Expected, Ask]]] = {
     "nack": [(always("invalid_arguments"), lambda seq: {"seq": 2**40, "reason": "x"})],
     "ack": [(always("ok"), lambda seq: {"seq": 1})],
     "call": [],  # OPERATIONS
-    "batch": [],  # its frames have their own rows
+    "batch": [],  # the frames of a batch have their own rows
     "hello": [],  # the rights file does not limit who may join
     "bye": [],
 }

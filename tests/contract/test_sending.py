@@ -169,7 +169,7 @@ async def test_who_leaves_itself_out_of_a_broadcast_gets_it_in_its_other_session
     other = await node.agent("alice")
     await alice.send("broadcast", "mine", exclude_agent_ids=["alice"])
     await bob.message("mine")
-    await other.message("mine")  # in the same way as after a reconnect
+    await other.message("mine")  # another session gets the message in the same way as after a reconnect
 
 
 async def test_a_chain_of_replies_does_not_carry_on_all_the_names_that_it_left_out(

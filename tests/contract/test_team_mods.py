@@ -93,7 +93,7 @@ async def test_an_answer_is_told_of_once_whatever_is_killed(tmp_path: Path) -> N
         seq = (await ann.send("agent:bob", "Ready?"))["seq"]
         await ann.call("notify_when.answered", {"seq": seq, "agent_id": "bob"})
         with pytest.raises(Exception, match="unknown_message"):
-            await eve.call("notify_when.answered", {"seq": seq})  # she may not read the message
+            await eve.call("notify_when.answered", {"seq": seq})  # eve may not read the message
         await ann.call("reservations.reserve", {"paths": ["x"]})
         await node.kill9()
         await node.restart()

@@ -141,7 +141,7 @@ async def test_who_holds_most_goes_when_everybody_waits(
                 await deaf[-1].send_frame(call)
     ann = await node.agent("ann")
     await ask_histories(ann, 1)
-    await read_histories(ann, 1)  # answered in bounded time although the others do not read
+    await read_histories(ann, 1)  # ann's call is answered in bounded time although the others do not read
     await until(figures, lambda it: it["result_bytes"] <= HUB_BYTES, HUB_BYTES)
     ended = {asyncio.create_task(session.closed()) for session in deaf}
     done, others = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +154,7 @@ async def test_who_holds_most_goes_when_everybody_waits(
 async def test_a_call_that_waits_for_news_holds_no_room(node: Node, figures: Figures) -> None:
     operator = await node.person("mia")
     head = (await operator.call("network.info"))["head"]
-    for number in range(8):  # more than its session may hold
+    for number in range(8):  # more reads than one session may hold
         args = {"after": head, "wait_ms": 20_000}
         await operator.send_frame({"type": "call", "call_id": f"w{number}", "op": "network.log", "args": args})
     assert (await operator.call("network.info"))["head"] == head

@@ -127,7 +127,8 @@ async def test_work_on_a_public_question_is_for_everybody_it_was_public_to(team:
     carl = await team.node.person("carl")
     for_carl = await carl.send("agent:helper", "carl asks")
     seen = words(await window(team.helper, for_carl))
-    assert not seen & {"a question to all", "work on the public question"}  # he registered too late to read them
+    # Carl registered too late to read these messages.
+    assert not seen & {"a question to all", "work on the public question"}
 
 
 async def test_what_came_after_the_trigger_is_not_seen(team: Team) -> None:

@@ -1,6 +1,6 @@
-"""One process of an adapted agent: ``python adapted_process.py PLACE WHEN FOLDER``. It kills itself before or after
-it sends a frame to the hub (a record by its kind, or ``reply``), or during a run of the fake framework (``run``).
-Each run adds a line to FOLDER/runs.
+"""One process of an adapted agent: ``python adapted_process.py PLACE WHEN FOLDER``. The process kills itself before
+or after it sends a frame to the hub (a record by its kind, or ``reply``), or during a run of the fake framework
+(``run``). Each run of the framework adds a line to FOLDER/runs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _UNANSWERABLE = ("delivery", "reply", "model", "ring", "weigh")
 
 def decide(asked: Asked, body: Body) -> Reply:
     """Return the model's reply. In an errand, the model rings, weighs, writes to bob and to the channel, and answers.
-    Otherwise, it asks bob.
+    Otherwise, the model asks bob.
     """
     word = asked.incoming
     match word.split()[0], asked.turn:

@@ -1,9 +1,9 @@
 """Test environment in which an agent's process is killed: a real hub, the agent's processes behind a proxy, its
 model, and its conversation partners.
 
-`Stage.react` lets the agent react to one message. It kills the process at the chosen points, and starts another one
-each time, until the reaction is finished. It returns the evidence: the content of the ledger at each kill and at the
-end, the requests to the model in each process, and the number of bell rings.
+`Stage.react` lets the agent react to one message. `Stage.react` kills the process at the chosen points, and starts
+another one each time, until the reaction is finished. The returned evidence is the content of the ledger at each kill
+and at the end, the requests to the model in each process, and the number of bell rings.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Act:
 
 
 class _Model(FakeOpenAI):
-    """The agent's model. It reports each request to the stage before and after its answer."""
+    """The agent's model. The model reports each request to the stage before and after its answer."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(self._answer)
@@ -105,7 +105,7 @@ class _Model(FakeOpenAI):
 
 
 class Stage:
-    """The whole test environment, with one reaction at a time. It is also the `Watcher` of its proxy."""
+    """The whole test environment, with one reaction at a time. The stage is also the `Watcher` of its proxy."""
 
     mia: NetworkClient
     bob: NetworkClient
@@ -396,7 +396,7 @@ class Stage:
         )
         assert act.has_ended or not act.points, f"it has finished, and never came to {act.points}"
         if not act.has_ended:
-            act.limits.clear()  # its traffic ended before the limit
+            act.limits.clear()  # the traffic of this process ended before the limit
         return act.has_ended
 
     async def _until(self, what: str, is_fact: Callable[[], bool]) -> None:

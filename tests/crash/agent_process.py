@@ -1,9 +1,9 @@
 """Starts hundreds of processes of an agent: a script imports the agent's dependencies, and then forks once for each
 order that it reads.
 
-A child builds the runner of an agent file, and runs it on its own connection until it is killed or superseded. Its
-events and errors go to its log. The script reports which children have started, stopped and ended. Its children end
-together with it. `AgentProcesses` is the side of the test.
+A child builds the runner of an agent file, and runs it on its own connection until it is killed or superseded. The
+child's events and errors go to its log. The script reports which children have started, stopped and ended. When the
+script ends, its children end too. `AgentProcesses` is the side of the test.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Proxy between an agent's process and its servers. It reads the traffic and lets a test choose the point at which
-the process ends.
+"""Proxy between an agent's process and its servers. The proxy reads the traffic and lets a test choose the point at
+which the process ends.
 
-One listener is in front of the hub. It parses the WebSocket, and shows every frame to the `Watcher` before and after
-it is forwarded. The other listener is in front of the model's server and forwards bytes. When the process has ended,
-its pending frames still reach the hub, and the hub's answers are still shown.
+One listener is in front of the hub. This listener parses the WebSocket, and shows every frame to the `Watcher` before
+and after it is forwarded. The other listener is in front of the model's server and forwards bytes. When the process
+has ended, its pending frames still reach the hub, and the hub's answers are still shown.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Link:
                     try:
                         await self._pass_on("down", piece, frame, listener)
                     except (Gone, ConnectionError):
-                        listener = None  # nobody reads it any more, but it is drained
+                        listener = None  # nobody reads from the listener any more, but it is drained
         except ConnectionError:
             pass
         writer.close()

@@ -1,4 +1,6 @@
-"""Tools of the agent in the kill tests. They append a line to a file, and report to the test before and after it."""
+"""Tools of the agent in the kill tests. The tools append a line to a file, and report to the test before and after
+it.
+"""
 
 from __future__ import annotations
 

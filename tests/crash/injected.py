@@ -1,7 +1,7 @@
 """System faults under a real node: `faults.c` makes calls of the node's process fail while a test controls it.
 
 Without a compiler for the library, the tests are skipped. A fault has a kind of call (`KINDS`), an errno, and a
-number of calls. It lasts until the test removes it.
+number of calls. A fault lasts until the test removes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Participants on raw frames that reconnect after every loss, repeat unanswered frames, and record everything that
 they receive.
 
-They use plain `websockets` and `json`, like `tests.support.wire`, because these tests do not trust the project's own
-client.
+The participants use plain `websockets` and `json`, like `tests.support.wire`, because these tests do not trust the
+project's own client.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from tests.crash.sqlite_files import OK
 SECTOR_BYTES = 512
 Loss = Literal["unharmed", "all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends"]
 LOSSES: tuple[Loss, ...] = ("all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends")
-"""Kinds of loss. The last two tear every write at one place: the first sector of a page of SQLite has its header and
-its index of cells, and the last sectors have the cells.
+"""Kinds of loss. The last two kinds tear every write at one place: the first sector of a page of SQLite has its
+header and its index of cells, and the last sectors have the cells.
 """
 
 

@@ -169,8 +169,8 @@ async def test_an_agent_killed_20_times_at_each_boundary_goes_on_where_it_was(tm
 
 
 async def _kill_again_and_again(folder: Path, note: Note, *, reactions: int) -> None:
-    """Kill each reaction six times, in different parts. It makes progress in between, so no kill is the fifth at the
-    same point.
+    """Kill each reaction six times, in different parts. The reaction makes progress in between, so no kill is the
+    fifth at the same point.
     """
     course = []
     async with stage(folder) as ground:
@@ -261,7 +261,7 @@ async def test_an_agent_killed_and_started_with_another_configuration_goes_on_an
         check_all(ground, course)
 
 
-# -- kills while it waits for another agent
+# -- kills while the agent waits for another agent
 
 
 def plan_asking(points: Sequence[Point], answered: Sequence[Point]) -> list[tuple[list[Point], Replies]]:
@@ -286,7 +286,7 @@ async def _kill_while_it_asks(
                 course.append(await ground.react(f"ask {number} {points} {replies}", points, replies=replies))
                 check(course[-1])
                 assert course[-1].kills == len(points)
-        # Otherwise reactions to earlier replies would come before it.
+        # Otherwise, reactions to earlier replies would come before this one.
         course.append(await ground.react("ask undisturbed"))
         check(course[-1])
         counts = check_all(ground, course)

@@ -1,6 +1,6 @@
-"""Tests of promises P5, P6 and P7 when the hub dies together with the agent. Both processes are killed at any point
-of a reaction, another node takes over the network, and another process of the agent continues. docs/promises.md,
-docs/cluster.md.
+"""Tests of promises P5, P6 and P7 when the hub dies together with the agent. The processes of hub and agent are
+killed at any point of a reaction, another node takes over the network, and another process of the agent continues.
+docs/promises.md, docs/cluster.md.
 
 The nodes share a log in a NATS server. The agent's traffic passes through the test (`agent_lives`), which kills at
 exactly the intended point.

@@ -19,7 +19,9 @@ CLIENTS = [f"c{number:02}" for number in range(20)]
 
 
 async def record(folder: Path, *, steps: int, deaths: int, hub_kills: int, seed: int) -> ClientProcesses:
-    """Let 20 clients call ``steps`` operations each. Each dies ``deaths`` times. The hub dies between their deaths."""
+    """Let 20 clients call ``steps`` operations each. Each client dies ``deaths`` times. The hub dies between their
+    deaths.
+    """
     async with node_process(folder / "team.db", env={"ROUNDELAY_MODS": "tasks,notes"}) as node:
         node.keeps_port = True
         for name in CLIENTS:  # participants that a task names must be registered

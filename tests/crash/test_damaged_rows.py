@@ -43,7 +43,7 @@ def damage(db: Path, seq: int, column: str = "data") -> None:
 
 
 class Team:
-    """A node that is started repeatedly on one file. Its agents keep their tokens."""
+    """A node that is started repeatedly on one file. The agents of the node keep their tokens."""
 
     def __init__(self, db: Path) -> None:
         self.db = db
@@ -72,7 +72,7 @@ async def test_a_reader_goes_on_after_a_damaged_row_and_is_told(team: Team, capl
     _, second, third = await team.send("one", "two", "three")
     damage(team.db, second)
     async with team.node() as node:
-        for _ in range(2):  # it acknowledges nothing, so everything is delivered again
+        for _ in range(2):  # bob acknowledges nothing, so everything is delivered again
             bob = await node.agent("bob")
             assert [(await bob.delivery())["message"]["content"] for _ in range(2)] == ["one", "three"]
             notice = await bob.expect("notice", kind="damaged")
@@ -334,7 +334,7 @@ async def test_rows_from_before_checksums_are_read_as_they_are_and_new_ones_need
     new = [Row(seq=seq, at=seq, type="message", actor="ann", key=f"m:{seq}") for seq in (4, 5)]
     await ledger.append(new, [])
     await ledger.close()
-    _change(db, "UPDATE log SET data = 'no JSON' WHERE seq = 2")  # found by its decoded content
+    _change(db, "UPDATE log SET data = 'no JSON' WHERE seq = 2")  # doctor finds this row by its decoded content
     _change(db, "UPDATE log SET crc = NULL WHERE seq = 5")
     await ledger.open()
     read = [(row.seq, row.is_damaged) for row in await ledger.rows(0, 9)]

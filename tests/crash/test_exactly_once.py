@@ -19,7 +19,7 @@ from tests.support.counts import Note
 from tests.support.node import Node, running_node
 
 ORDERS = 6
-"""Number of orders before each kill. It keeps the shop busy even if a slow machine delays the kill."""
+"""Number of orders before each kill. Several orders keep the shop busy even if a slow machine delays the kill."""
 SHOP = Path(__file__).parents[2] / "examples" / "exactly_once" / "shop.py"
 
 

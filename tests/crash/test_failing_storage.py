@@ -81,7 +81,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
         await carol.send("agent:dave", "before")
         await dave.message("before")
         await dave.send("agent:carol", "here")
-        await carol.message("here")  # both are up to date, so neither reads a page any more
+        await carol.message("here")  # both agents are up to date, so neither reads a page any more
         is_broken = True
         bob = await node.agent("bob")
         assert await bob.closed() == 4503

@@ -54,7 +54,7 @@ async def _upload(client: NetworkClient, random: Random, sent: Sent) -> None:
 async def _kill_once(node: ProcessNode, sent: Sent, random: Random) -> None:
     sent.is_more.clear()
     async with asyncio.timeout(30):
-        await sent.is_more.wait()  # it has acknowledged something since its start
+        await sent.is_more.wait()  # the node has acknowledged something since its start
     await asyncio.sleep(random.random() * LONGEST_LIFE_S)
     await node.kill9()
     # Check before the restart: a reader of the folder would see a torn blob at this moment.

@@ -139,4 +139,4 @@ async def test_a_node_that_finds_no_room_says_so_in_one_sentence(tmp_path: Path)
         f"Error: The database {tmp_path / DB} cannot be written: the file may not grow further"
     )
     assert len(err.splitlines()) == 1, err
-    assert b"rollback" not in err  # the first reason, and not a consequence
+    assert b"rollback" not in err  # the error names the first reason, and not a consequence

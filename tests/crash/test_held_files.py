@@ -72,7 +72,7 @@ async def test_programs_beside_a_node_lose_nothing_of_it_when_it_is_killed(tmp_p
             await command()
             assert any("POSIX" in line for line in _read_locks(node.pid, db)), f"no lock is left after {name}"
             await _say(alice, stored, 20)
-        await node.kill9()  # if another program has deleted the WAL, it is lost with the process
+        await node.kill9()  # if another program has deleted the WAL, the WAL is lost with the process
         await node.restart()
         await _assert_all_there(await node.agent("alice"), stored)
     note(programs=len(commands), acknowledged=len(stored), lost=0)
@@ -116,7 +116,7 @@ async def test_a_second_node_is_refused_by_whatever_name_it_comes(tmp_path: Path
         for other in (db, tmp_path / "symbolic.db", tmp_path / "hard.db", link / DB):
             refused = await run("up", "--port", "0", "--db", other, code=1)
             assert "in use by another node" in refused.err
-        for path in home.iterdir():  # none of the other files keeps a second node off
+        for path in home.iterdir():  # none of the node's other files prevents a second node from starting
             if path.name not in (DB, f"{DB}-wal", f"{DB}-shm"):
                 path.unlink()
         refused = await run("up", "--port", "0", "--db", db, code=1)
@@ -177,7 +177,7 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
         assert len(told) == len(set(told)) <= 2  # the file is missing and cannot be opened again
         assert str(db) in told[0]
         if harm == "deleted":
-            await _until(Path(f"{db}.rescued").exists)  # a complete file gets its name
+            await _until(Path(f"{db}.rescued").exists)  # a rescued file gets its name when it is complete
         end(db)
         await until_ready(node.url)
         alice = await node.agent("alice")
@@ -337,7 +337,7 @@ async def test_a_backup_put_in_the_place_of_a_running_nodes_database_is_not_mixe
         else:
             shutil.copyfile(copy, db)
         assert await alice.closed() == 4503
-        if way == "cp":  # SQLite's log still exists and would be applied to it
+        if way == "cp":  # SQLite's log still exists and would be applied to the copied file
             await _until(lambda: "belongs to another database" in caplog.text)
             assert (await get_http(node.url, "/readyz"))[0] == 503
             assert db.read_bytes() == as_copied

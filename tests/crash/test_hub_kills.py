@@ -1,8 +1,8 @@
 """Tests of a hub process that is killed during everything that an agent does: all work continues, and no question,
 message or payment is repeated.
 
-The agents run in the test's own process and connect over WebSockets. Their actions kill the hub, so that each kill
-happens at the intended point.
+The agents run in the test's own process and connect over WebSockets. The agents' actions kill the hub, so that each
+kill happens at the intended point.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
 async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> int:
     """Kill the hub while it works, and start it again. Return the number of sends without an answer at the kill."""
     before = [len(peer.stored) for peer in peers]
-    await peers[1].until(lambda: len(peers[1].stored) > before[1])  # it has acknowledged something since its start
+    await peers[1].until(lambda: len(peers[1].stored) > before[1])  # the hub has acknowledged something since its start
     await asyncio.sleep(random.random() * LONGEST_LIFE_S)
     await node.kill9()
     await asyncio.gather(*(peer.lost() for peer in peers))

@@ -3,7 +3,7 @@ some are.
 
 While a client appends records, the file operations of the servers are recorded (`traced`). Then the power fails at
 many points of the recording. At each point, the folders are written as a crash may leave them (`power`) and the
-servers start on them. Their records are compared with those acknowledged by then. docs/cluster.md.
+servers start on them. The records of the servers are compared with those acknowledged by then. docs/cluster.md.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def _kill_again_and_again(path: Path, kills: int, note: Note) -> None:
             process.kill()
             acknowledged = [acknowledged, *map(int, process.stdout.read().split())][-1]
         looked_at = db
-        if number % 4:  # otherwise the next start finds the state of this open, which flushes everything when it closes
+        if number % 4:  # otherwise the next start finds the file as this open leaves it after a flush
             shutil.copytree(path / "home", path / "copy")
             looked_at = path / "copy" / "team.db"
         assert check_file(looked_at) == []

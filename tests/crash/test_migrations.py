@@ -226,7 +226,7 @@ async def test_a_step_that_finds_no_room_says_so_and_goes_on_when_there_is(
             journal.decide = _let_pass(refusals * 3)
             with pytest.raises(
                 LedgerError, match="no space is left on its disk"
-            ):  # the first reason, and not a consequence
+            ):  # the error names the first reason, and not a consequence
                 await _open_and_close(tmp_path / DB)
             refusals += 1
             journal.decide = None
@@ -391,7 +391,7 @@ def test_a_process_killed_on_its_way_to_the_layout_leaves_the_file_before_or_aft
 
 
 async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attacker can create IDs with the same hash. They are stored, deduplicated and dropped like all others."""
+    """An attacker can create IDs with the same hash. Such IDs are stored, deduplicated and dropped like all others."""
     for module in (queries, writes, retention, integrity):
         monkeypatch.setattr(module, "hash_key", lambda actor, key: 5)
     ledger = SQLiteLedger(tmp_path / DB, new_epoch=lambda: "epoch")

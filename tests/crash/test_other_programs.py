@@ -82,7 +82,7 @@ async def test_a_second_node_on_the_same_file_is_refused_and_harms_nothing(tmp_p
             assert len(refused.err.strip().splitlines()) == 1, refused.err
         await alice.send("broadcast", "two")
         assert db.with_name(f"{DB}.owner").read_text().strip() == owner
-        await node.kill9()  # releases its lock
+        await node.kill9()  # the end of the process releases its lock
         await node.restart()
         alice = await node.agent("alice")
         assert await alice.send("broadcast", "one", message_id="m1") == first | {"duplicate": True}

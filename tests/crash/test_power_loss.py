@@ -3,7 +3,7 @@
 A hub runs several times, and is stopped or killed each time, while every operation on its files is recorded. Then the
 power fails at thousands of points of the recording, half of them within checkpoints. At each point, the files are
 written as a crash may leave them, and the ledger is opened on them. Without syncs, the same setup must lose messages.
-Otherwise, it would prove nothing for ``full``.
+Otherwise, the tests would prove nothing for ``full``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3
 DB = "team.db"
 CHECKPOINT_PAGES = 60
-"""Checkpoint size of these runs. They store too little to reach the normal size."""
+"""Checkpoint size of these runs. The runs store too little to reach the normal size."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _find_checkpoints(events: Sequence[Event]) -> list[int]:
 
 
 class Run:
-    """Several runs of one network. It is crashed at ``points`` places after each run, half of them within
+    """Several runs of one network. The network is crashed at ``points`` places after each run, half of them within
     checkpoints.
     """
 

@@ -1,8 +1,8 @@
 """Tests of the errors that commands print for a bad database: the problem, the place and the next step, in the same
 words in each command.
 
-The commands run in a separate process whose calls can fail (`faults.c`). It respects file modes even if its user is
-root.
+The commands run in a separate process whose calls can fail (`faults.c`). The process respects file modes even if its
+user is root.
 """
 
 from __future__ import annotations

@@ -429,8 +429,8 @@ async def says(node: ClusterNode, what: str, times: int = 1) -> None:
 
 
 class Witness:
-    """A client of the old leader. It sends messages there that must not be acknowledged after another node has
-    claimed the leadership.
+    """A client of the old leader. The witness sends messages there that must not be acknowledged after another node
+    has claimed the leadership.
     """
 
     def __init__(self, old: ClusterNode, name: str) -> None:

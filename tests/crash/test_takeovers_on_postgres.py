@@ -166,7 +166,7 @@ async def test_a_leader_that_was_cut_off_acknowledges_nothing_after_another_one_
                     while await old.is_leading():  # noqa: ASYNC110 (a process tells nobody)
                         await asyncio.sleep(0.05)
                     while number % 5 == 0 and said.read_text().count(FAILED) == failures:  # noqa: ASYNC110 (nor does a file)
-                        await asyncio.sleep(0.05)  # until it has given up
+                        await asyncio.sleep(0.05)  # until the deposed leader has given up
                 cable.mend()
                 await acknowledges_nothing_late(old, new, number, late)
         for node in nodes:

@@ -1,6 +1,6 @@
 """Records file operations with `strace`, for programs that a preloaded library cannot intercept (NATS is written in
-Go). It converts system calls to the events of `power.Disk`. Names are relative to one folder, and other files are
-ignored.
+Go). The module converts system calls to the events of `power.Disk`. Names are relative to one folder, and other files
+are ignored.
 
 A call that overlaps with another one counts at its end, and a write to a socket at its start. New folders count as
 safe at once. Links, mapped files and seeks are not supported, because NATS uses none.

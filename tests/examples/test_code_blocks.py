@@ -144,7 +144,7 @@ def test_program_of_page_prints_what_the_page_says(block: Block, folder: Path) -
     if block.reason is not None:
         return
     defines_tests = re.search(r"^def test_", block.text, re.MULTILINE) is not None
-    if defines_tests:  # a file for pytest; test_scenario_documents.py runs it
+    if defines_tests:  # the block is a file for pytest, and test_scenario_documents.py runs it
         return
     printed = run_program(block.text, str(block)).splitlines()
     assert bool(printed) == ("print" in code.co_names or "print(" in block.text)
@@ -289,7 +289,7 @@ def test_command_line_exists(
         if words[0] == "roundelay":
             del words[0]
         elif words[0] != "demo":
-            return  # it runs a foreign command
+            return  # the line runs a foreign command
     command: click.Command = cli
     # Use the settings of the group: click stores its computed settings on the command, for every later test too.
     context = click.Context(cli, info_name="roundelay", **cli.context_settings)

@@ -107,7 +107,7 @@ async def test_chat_shows_thinking_streams_and_citations_of_five_processes_and_k
     assert len(asked) == 2, "no recorded reply is asked for again"
 
 
-@pytest.mark.full  # runs the five processes again, to check that the program passes on its model
+@pytest.mark.full  # this test runs the five processes again, to check that the program passes on its model
 async def test_the_program_gives_its_model_to_each_process(tmp_path: Path) -> None:
     model = ThinkingAloud()
     model.thought.set()

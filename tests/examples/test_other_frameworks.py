@@ -1,8 +1,8 @@
-"""Tests of the examples with agents of other frameworks. Each runs as a separate process with the framework's real
-client and a fake provider.
+"""Tests of the examples with agents of other frameworks. Each example runs as a separate process with the framework's
+real client and a fake provider.
 
-Frameworks that install together with the project always run. The others have their own environments (tests/suites)
-and run in `./dev test --full`.
+Frameworks that install together with the project always run. The other frameworks have their own environments
+(tests/suites) and run in `./dev test --full`.
 """
 
 from __future__ import annotations
@@ -287,7 +287,8 @@ async def test_killed_again_and_again_it_answers_each_question_once(name: str, t
                 provider.ends.set()
                 await life.start()
                 assert (await mia.hear()).text == ANSWER
-                if number % 2:  # otherwise it may be killed between its answer and its last record, or not at all
+                # Otherwise the process may be killed between its answer and its last record, or not at all.
+                if number % 2:
                     await mia.records(reaction)
                 await life.kill()
                 await life.start()

@@ -1,5 +1,5 @@
-"""Tests of images and files in messages for models that accept them. They check the provider's requests over a real
-hub, and the records.
+"""Tests of images and files in messages for models that accept them. The tests check the provider's requests over a
+real hub, and the records.
 """
 
 from __future__ import annotations

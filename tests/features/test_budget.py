@@ -169,7 +169,9 @@ async def test_who_claims_too_much_stops_itself_and_not_the_conversation(network
 
 
 async def test_calls_under_way_are_reserved(network: Network) -> None:
-    """Two reactions of one agent run at the same time. The second one's call does not fit next to the first one's."""
+    """Two reactions of one agent run at the same time. The second reaction's call does not fit next to the first
+    one's.
+    """
     gate = asyncio.Event()
 
     async def script(body: Any) -> Reply:

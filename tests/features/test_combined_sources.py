@@ -122,7 +122,7 @@ async def test_a_disabled_tool_is_told_beside_a_structured_answer() -> None:
 
 
 async def test_what_is_read_on_cites_in_the_callers_numbers() -> None:
-    """The tool reads a further part of another agent's long answer. Its [2] is the caller's [3]."""
+    """The tool reads a further part of another agent's long answer. The [2] of that answer is the caller's [3]."""
 
     def script(body: Body) -> Reply:
         results = results_of(body)

@@ -114,7 +114,8 @@ async def test_requests_of_inner_agents_stop_within_the_token_budget() -> None:
 async def test_agents_own_budget_and_the_network_budget_count_a_request_once_each() -> None:
     async with limited(3000) as network, Provider([used(text("ok"), 1000)]) as provider:
         mia = await Person.join(network, "mia")
-        # Both reserve about 1,000 tokens. Together in one account, the two reservations would not fit.
+        # The agent's own budget and the hub's budget each reserve about 1,000 tokens. Together in one account, the
+        # two reservations would not fit.
         async with running(network, make(provider, middleware=[Budget({"root": 3000}, reserve=1500)])):
             assert (await mia.ask("ann", "hello")).text == "ok"
 

@@ -229,7 +229,7 @@ FILES = {
     ],
 )  # fmt: skip
 def test_files_and_structured_data_are_rendered_readably(content: Any, shown: str) -> None:
-    """The prompt, later messages and the terminal show the same text. None of them shows the bytes of a file."""
+    """The prompt, later messages and the terminal show the same text. The bytes of a file are shown nowhere."""
     message = write(content)
     prompt = ConversationPrompt().render({}, "direct:bob~mia", message)
     assert f"<content>{shown}</content>" in prompt

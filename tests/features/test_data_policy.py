@@ -75,7 +75,7 @@ async def test_what_is_not_kept_is_in_no_record_and_the_live_model_reads_it_all(
     assert SECRET not in written(records)
     assert answer == f"It is {SECRET}."
     assert results_of(requests[1]) == [f"saw {SECRET} {SECRET}"]
-    assert SECRET in str(requests[1]["messages"][2])  # its own text and call
+    assert SECRET in str(requests[1]["messages"][2])  # the agent's own text and call
     [result] = records.bodies("tool_result")
     assert "did not keep the result of look" in result["content"]
     assert records.bodies("tool_started")[0]["args"] == "{}"

@@ -294,7 +294,9 @@ async def test_messages_that_a_record_names_wrongly_break_no_explanation() -> No
 
 
 async def test_the_messages_of_a_prompt_are_bounded_by_the_size_of_a_result() -> None:
-    """Any participant can write a record that names a thousand large messages. These must not fill the node's memory."""
+    """Any participant can write a record that names a thousand large messages. Such messages must not fill the node's
+    memory.
+    """
     async with Network.open(limits=Limits(max_result_bytes=65_536)) as network:
         ann, seqs = await write_chain(network, 8, "x" * 20_000)
         await start_reaction(ann, seqs[-1], manifest=seqs)

@@ -115,7 +115,7 @@ def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
 
     class Slow(Hanging):
         async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
-            other = asyncio.ensure_future(around.complete(around.model, request))  # both run at the same time
+            other = asyncio.ensure_future(around.complete(around.model, request))  # both requests run at the same time
             reply: ModelReply = await proceed(request)
             await other
             return reply

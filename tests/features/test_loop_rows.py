@@ -29,7 +29,7 @@ def look() -> str:
 
 
 async def test_last_turn_without_tools() -> None:
-    """A model that never stops calling tools must answer at the end. Its calls in the last turn do not run."""
+    """A model that never stops calling tools must answer at the end. Tool calls in the last turn do not run."""
     async with Provider(by_turn(use(("look", {})), use(("look", {}), text="It was seen."))) as provider:
         end = await Loop(Agent("bob", "", provider.model(), [look], AgentPolicy(max_turns=2))).drive()
     assert [tools_of(body) for body in provider.requests] == [["look"], []]

@@ -1,5 +1,5 @@
-"""Tests of MCP servers as tools: real server processes over stdio and HTTP, one of them from another project. They
-check the provider's requests.
+"""Tests of MCP servers as tools: real server processes over stdio and HTTP, one of them from another project. The
+tests check the provider's requests.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def find_processes(word: str) -> list[bytes]:
     """Return the command lines of this machine's processes that contain a word."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             lines.append(path.read_bytes())
     return [line for line in lines if word.encode() in line]
 

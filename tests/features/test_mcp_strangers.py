@@ -1,5 +1,5 @@
-"""Tests of malicious MCP servers, as processes and over HTTP. They check the provider's requests, and the requests to
-the servers' addresses.
+"""Tests of malicious MCP servers, as processes and over HTTP. The tests check the provider's requests, and the
+requests to the servers' addresses.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def keeps_all(so_far: str, messages: Sequence[BaseMessage]) -> str:
 
 
 class Recorder:
-    """A model that answers "noted", and whose summaries keep the codes. It records every request."""
+    """A model that answers "noted", and whose summaries keep the codes. The model records every request."""
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []

@@ -153,7 +153,7 @@ async def test_threads_that_report_after_the_end_are_not_heard() -> None:
 
     _, loop = await run(work)
     heard = [it for it in loop.events if isinstance(it, Progress | ToolOutput)]
-    assert len(heard) == 801  # the last one reports the end
+    assert len(heard) == 801  # the last report is the end of the stream
     is_over.set()
     await asyncio.to_thread(told.wait)
     await asyncio.sleep(0)

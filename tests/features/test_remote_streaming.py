@@ -51,7 +51,7 @@ async def test_what_agents_elsewhere_think_and_write_reaches_the_person_over_two
         tell(ModelDelta(text="There "))
         tell(ModelDelta(text="is gold."))
         while (last := (await it.pieces(1))[-1])["kind"] != "text":
-            pass  # the tool's progress, if it was visible long enough
+            pass  # the progress of the tool, if it was visible long enough
         assert last | {"index": 0} == {
             "index": 0,
             "turn": 2,
@@ -195,8 +195,8 @@ MALFORMED: list[Any] = [
 
 
 async def test_only_the_very_reaction_that_is_waited_for_is_heard_and_what_is_broken_passed_over() -> None:
-    """Supervisor is a hostile process here. Its stream appears only as its own activity, even if it claims another
-    source.
+    """Supervisor is a hostile process here. Supervisor's stream appears only as its own activity, even if it claims
+    another source.
     """
     guide = make_runner("guide", asks("hand_over_to_supervisor", note=""), tools=[remote_handoff("supervisor")])
     async with asyncio.timeout(20), Network.open() as network:
@@ -247,7 +247,7 @@ async def test_only_the_very_reaction_that_is_waited_for_is_heard_and_what_is_br
 
 
 async def test_streams_go_on_when_the_waiting_agent_is_started_anew() -> None:
-    """Guide is stopped while it waits. Its next runner continues to wait, and passes on new activity."""
+    """Guide is stopped while it waits. Guide's next runner continues to wait, and passes on new activity."""
     async with asyncio.timeout(20), Network.open() as network:
         model = Stepped()
         researcher = SimpleAgentRunner("supervisor", instruction="", model=model)

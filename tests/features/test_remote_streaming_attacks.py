@@ -225,7 +225,7 @@ async def test_streams_go_on_whoever_of_them_is_started_anew(restarted: str) -> 
             assert [piece["text"] for piece in await it.pieces(1)] == ["Under "]
         async with running(network, runners[restarted]):
             if restarted == "researcher":
-                tell = await model.asked.get()  # its model is called again
+                tell = await model.asked.get()  # researcher's model is called again
                 tell(ModelDelta(text="Under "))
             elif restarted == "guide":
                 await it.signal("tool", asked=["supervisor"])

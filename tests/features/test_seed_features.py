@@ -140,7 +140,7 @@ async def test_a_model_may_be_told_to_make_one_call_at_a_time() -> None:
 
 
 async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
-    """The tool asks an inner agent, which may consist of only an instruction. Its stream is visible."""
+    """The tool asks an inner agent, which may consist of only an instruction. The inner agent's stream is visible."""
 
     def script(body: Body) -> Reply:
         if system_of(body).startswith("You translate"):

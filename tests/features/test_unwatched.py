@@ -1,4 +1,4 @@
-"""Tests that live activity is sent only while somebody watches. They check the signals that an agent sends.
+"""Tests that live activity is sent only while somebody watches. The tests check the signals that an agent sends.
 docs/protocol/signals.md.
 """
 

@@ -1,7 +1,7 @@
 """Test of a remote agent that speaks A2A 0.3: its server knows only the methods of that release, and refuses all
 others.
 
-Its card, methods and results follow https://a2a-protocol.org/v0.3.0/specification/.
+The agent's card, methods and results follow https://a2a-protocol.org/v0.3.0/specification/.
 """
 
 from __future__ import annotations

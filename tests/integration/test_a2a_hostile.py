@@ -29,7 +29,7 @@ JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\
 
 
 class Elsewhere:
-    """A server on plain sockets. Its agent card is correct except for the changes in ``card``."""
+    """A server on plain sockets. The server's agent card is correct except for the changes in ``card``."""
 
     def __init__(self, reply: Reply, card: bytes = b"", **changed: Any) -> None:
         self._reply = reply

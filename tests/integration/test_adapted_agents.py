@@ -248,7 +248,7 @@ async def test_a_node_that_is_killed_in_the_middle_of_a_run_is_told_one_answer(t
                 asked = await mia.send_text("bob", f"question {number}")
                 await begun.wait()
                 await node.kill9()
-                if number == 1:  # its answer is ready before the node is
+                if number == 1:  # the answer of the first run is ready before the node is
                     goes_on.set()
                 await node.restart()
                 goes_on.set()

@@ -533,7 +533,7 @@ async def test_events_show_a_call_under_the_id_that_the_history_has(network: Net
 
 
 class Finder(Mod):
-    """Mod that finds the message for which a tool is called. It stores nothing."""
+    """Mod that finds the message for which a tool is called. The mod stores nothing."""
 
     id = "finder"
 

@@ -234,7 +234,9 @@ async def test_an_approval_for_a_thread_ends_with_its_person_there(network: Netw
 
 
 async def test_a_decision_in_a_thread_that_somebody_holds_ends_no_agent(network: Network) -> None:
-    """The agent may not write to this thread that nothing waits any more. It continues, and withdraws the approval."""
+    """The agent may not write to this thread that nothing waits any more. The agent continues, and withdraws the
+    approval.
+    """
     mia, bank = await Person.join(network, "mia"), Bank()
     async with running(network, bank.make_runner()):
         request = await mia.ask("bob", "pay ann")

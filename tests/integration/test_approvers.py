@@ -84,7 +84,7 @@ async def items(person: Person) -> list[dict[str, Any]]:
 
 
 async def until_item(person: Person) -> dict[str, Any]:
-    """Return the only decision that waits for a person. It appears a moment after its message."""
+    """Return the only decision that waits for a person. The decision appears in the inbox a moment after its message."""
     while not (found := await items(person)):
         pass
     [item] = found
@@ -283,7 +283,7 @@ async def until_ended(person: Person, reaction: str) -> list[dict[str, Any]]:
 
 
 async def test_a_call_in_a_thread_that_no_person_reads_waits_for_an_operator(network: Network) -> None:
-    """Only an agent waits for the answer. It gets one answer, the result of the call."""
+    """Only an agent waits for the answer. The asking agent gets one answer, the result of the call."""
     [mia] = await join(network, "mia")
     till, heard = Till(needs_approval=True), Heard()
     bob = await network.join("bob", role="reactor")
@@ -367,7 +367,7 @@ async def test_what_was_approved_for_longer_holds_only_for_calls_that_its_person
         await decide(tom, await tom.ask("desk", "my money back"), "/approve always")
         assert (await tom.hear()).text == "order 17 is paid back"
     async with running(network, till.make_runner()):
-        await tom.ask("desk", "my money back")  # his own approval is not valid any more, so a request is sent
+        await tom.ask("desk", "my money back")  # tom's own approval is not valid any more, so a request is sent
         await decide(mia, await mia.hear(), "/approve always")
         assert (await tom.hear()).text == "mia approved refund(order=17), and every further call of it."
         assert (await tom.hear()).text == "order 17 is paid back"

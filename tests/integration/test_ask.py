@@ -45,7 +45,7 @@ async def test_several_agents_are_asked_at_once_and_their_answers_are_the_result
     meet = asyncio.Barrier(2)
 
     async def answer(request: ModelRequest) -> Any:
-        await meet.wait()  # both work at the same time
+        await meet.wait()  # both asked agents work at the same time
         if request.agent_id == "ann":
             return "three"
         return send("bob", "four") if request.turn == 1 else finish()
@@ -313,7 +313,8 @@ async def test_a_reply_that_the_hub_holds_back_behind_others_is_found_in_its_thr
         async with asyncio.timeout(10), running(network, make_runner("bob", script)):
             await mia.client.send_text("bob", "go")
             question = await anext(ann.__aiter__())
-            for number in range(6):  # they wait behind the reaction in the same thread, and fill the hub's window
+            # These messages wait behind the reaction in the same thread, and fill the hub's window.
+            for number in range(6):
                 await mia.client.send_text("bob", f"and {number}")
             await ann.reply(question, "three")
             assert (await mia.hear()).text == '<answer sender="ann">three</answer>'
@@ -338,7 +339,7 @@ async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() ->
             await zoe.client.send_text("bob", "hi")
             await begun.wait()
             assert bob._scheduler is not None
-            assert len(bob._scheduler.inbox) <= 5  # one is in work, and its `started` record has acked it
+            assert len(bob._scheduler.inbox) <= 5  # one message is in work, and its `started` record has acked it
             release.set()
             assert (await zoe.hear()).text == "re: hi"
             assert [(await mia.hear()).text for _ in range(8)] == [f"re: m{number}" for number in range(8)]

@@ -17,7 +17,7 @@ and so may agents that read a message of an agent which had it.
 consists of the people who can read the message that the agent reacts to or, if only agents can, the nearest cause with
 human readers (docs/prompts.md, "Visibility"). Without people, it consists of the participants in the first thread.
 
-It is not a leak if a model sends text that its prompt holds legitimately to others in its own words, because
+A model may send text that its prompt holds legitimately to others in its own words. This is not a leak, because
 visibility does not limit an agent's recipients. Therefore, these models send only to the thread of the question and
 to other agents. A canary that reaches a person this way against the rules must have been in a wrong prompt.
 
@@ -201,7 +201,7 @@ class Rig:
         try:
             await self.clients[who].call(op, args)
         except RoundelayError:
-            pass  # its frame is judged like any other
+            pass  # the frame of this error is judged like any other
 
 
 async def listen(client: NetworkClient) -> None:
@@ -388,7 +388,7 @@ async def ask_everything(rig: Rig, step: int) -> None:
     public = await rig.say("host", "broadcast", "for everybody")
     chosen = [it for it in rig.told if it.place != "closed"][
         ::step
-    ]  # its name is the canary, and the error would repeat it
+    ]  # the name of a closed channel is the canary, and the error would repeat it
     for who in OUTSIDERS:
         outsider = Outsider(None, [], f"own-{who}", 0)  # type: ignore[arg-type]
         for at, it in enumerate(chosen):

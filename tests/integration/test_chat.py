@@ -86,7 +86,7 @@ async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession)
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": True}})
         await chat.line("bob is thinking")
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):  # longer than the quiet time after which it would leave
+            async with asyncio.timeout(3):  # longer than the quiet time after which the chat would leave
                 await chat.process.wait()
         await bob.send("agent:mia", "done")
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": False}})
@@ -106,7 +106,7 @@ async def test_it_waits_as_long_as_a_reaction_is_open(node: Node) -> None:
         chat.close_input()
         await start_reaction(bob, await bob.message("work on it, silently"))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3.5):  # longer than the quiet time after which it would leave
+            async with asyncio.timeout(3.5):  # longer than the quiet time after which the chat would leave
                 await chat.process.wait()
         await bob.send("agent:mia", "done")
         await bob.record("r1", "finished", {})

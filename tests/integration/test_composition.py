@@ -1,5 +1,5 @@
-"""Tests of agents that hand over and call each other, with the real SDK. They check the provider's requests and the
-ledger.
+"""Tests of agents that hand over and call each other, with the real SDK. The tests check the provider's requests and
+the ledger.
 """
 
 from __future__ import annotations

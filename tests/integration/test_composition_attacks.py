@@ -49,7 +49,7 @@ def last_result(request: ModelRequest) -> str:
 
 def make_asker_script(agent_id: str, asks: str, meet: asyncio.Barrier) -> Callable[[ModelRequest], Awaitable[Any]]:
     """Return a script that reacts to a greeting by asking the next agent, once all others do the same, and reports
-    the result to mia. It also answers questions.
+    the result to mia. The script also answers questions.
     """
 
     async def script(request: ModelRequest) -> Any:
@@ -94,7 +94,9 @@ async def test_agents_that_ask_each_other_in_a_circle_out_of_the_very_threads_th
 
 
 async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went_ahead_of_it(network: Network) -> None:
-    """Two reactions of one thread are open. The second must not wait for the first, which waits for the asking agent."""
+    """Two reactions of one thread are open. The second reaction must not wait for the first, which waits for the
+    asking agent.
+    """
     mia, bob = await Person.join(network, "mia"), await network.join("bob")
     await network.join("ann")
     meet, heard, gate = asyncio.Barrier(1), Heard(), asyncio.Event()
@@ -119,7 +121,7 @@ async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went
         async with running(network, make_runner("ann", script)):
             gate.set()
             answer = await anext(inbox)
-            await bob.reply(question, "bob has two")  # only after it has the answer
+            await bob.reply(question, "bob has two")  # bob answers only after he has the answer to his own question
             assert (answer.text, answer.reply_to) == ("ann has two", asked.seq)
             assert (await mia.hear()).text == '<answer sender="bob">bob has two</answer>'
 
@@ -162,7 +164,7 @@ async def test_a_question_that_arrives_while_others_are_read_gets_its_own_answer
 async def test_a_circle_of_handoffs_elsewhere_ends_where_it_closes_and_says_so(
     network: Network, returns: Returns, others: tuple[str, ...]
 ) -> None:
-    """Each agent hands over to the next one at once. The last one would hand over to the first, which waits for it."""
+    """Each agent hands over to the next one at once. The last agent would hand over to the first, which waits for it."""
     mia, ring = await Person.join(network, "mia"), ("ann", *others)
     turns: list[str] = []
 
@@ -181,7 +183,7 @@ async def test_a_circle_of_handoffs_elsewhere_ends_where_it_closes_and_says_so(
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         for text in ("help", "and now?"):
             assert (await mia.ask("ann", text)).text == passed_on
-    # In a thread that stays with another agent, messages reach it without a model call.
+    # In a thread that stays with another agent, messages reach that agent without a model call.
     assert turns.count("ann") == {"to_person": 2, "never": 1, "to_caller": 4}[returns]
 
 
@@ -286,7 +288,7 @@ async def test_a_thread_that_stays_elsewhere_waits_for_one_that_is_away_while_th
     async with asyncio.timeout(PATIENCE_S), running(network, desk):
         async with running(network, make_runner("lawyer", lawyer)):
             assert (await mia.ask("desk", "one")).text == "law 1"
-        for text in ("two", "three"):  # while it is offline
+        for text in ("two", "three"):  # while lawyer is offline
             await mia.client.send_text("desk", text)
         for _ in range(2):
             await waits.acquire()
@@ -313,7 +315,7 @@ async def test_a_thread_comes_back_from_one_that_never_answers_and_is_asked_no_m
 async def test_a_wait_ends_once_no_answer_can_come_any_more(
     network: Network, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    is_told = end == "cannot take it"  # the hub reports it, so no look-up is needed
+    is_told = end == "cannot take it"  # the hub reports the end, so no look-up is needed
     monkeypatch.setattr(awaited, "FIRST_LOOK_S", 3600.0 if is_told else 0.02)
     limits = Limits(max_hops=1) if end.startswith("is stopped") else Limits()
     async with asyncio.timeout(PATIENCE_S), Network.open(limits=limits) as network, AsyncExitStack() as stack:
@@ -373,7 +375,7 @@ async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what
         await mia.client.send_text("desk", "one")
         await begins.acquire()
         await mia.client.call("network.take", {"thread_id": "direct:desk~lawyer"})
-        for _ in range(3):  # the first one may have started before
+        for _ in range(3):  # the first look-up may have started before
             await looks.acquire()
         is_given = True
         await mia.client.call("network.give", {"thread_id": "direct:desk~lawyer"})

@@ -138,8 +138,9 @@ def test_a_range_that_ends_before_it_begins_is_wrong_usage(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([message(1, None), message(2, 2)], "seq 2 does not hold the message"),  # its own cause
-        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),  # each message is the cause of the other
+        ([message(1, None), message(2, 2)], "seq 2 does not hold the message"),  # a message that is its own cause
+        # Two messages, each of which is the cause of the other.
+        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),
         ([message(1, None), message(1, None)], "seq 1 comes after 1"),
         ([message(2, None), message(1, None)], "seq 1 comes after 2"),
         ([{**message(1, None), "data": 5}], "seq 1 does not hold the message"),

@@ -44,7 +44,7 @@ def test_every_template_is_offered() -> None:
 def test_the_scenarios_of_all_templates_hold(tmp_path: Path, provider: str | None) -> None:
     """With a provider, the test needs no key, and calls no model."""
     if provider not in (None, "ollama"):
-        # The files differ only in the model. They are read, not run.
+        # The files differ only in the model. The test reads these files, but does not run them.
         for template in TEAMS:
             for name, text in make_files(template, "ann", PROVIDERS[provider]).items():
                 assert "MODEL\n" not in text

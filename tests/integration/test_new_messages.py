@@ -27,7 +27,7 @@ async def network() -> AsyncIterator[Network]:
 
 
 class Desk:
-    """An agent whose tool waits for the test's permission. It records the last input of its model."""
+    """An agent whose tool waits for the test's permission. The agent records the last input of its model."""
 
     def __init__(self, policy: AgentPolicy) -> None:
         self.begun, self.release = asyncio.Event(), asyncio.Event()

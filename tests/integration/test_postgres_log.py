@@ -93,7 +93,7 @@ async def test_a_server_is_reached_through_a_socket_and_with_a_password_from_els
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
-    # Its data folder is accessible to root and to the server's own user.
+    # The data folder of the server is accessible to root and to the server's own user.
     async with postgres_server(unix_socket_directories=".") as server:
         folder = quote(str(server.folder / "data"), safe="")
         for number, place in enumerate((f"127.0.0.1:{server.port}", f"{folder}:{server.port}")):

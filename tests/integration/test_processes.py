@@ -45,7 +45,7 @@ STREAMS = {"ann": True, "bob": False}
 
 
 class Team(Provider):
-    """Provider for two agents: ann forwards to bob, who writes to everybody. Both answer broadcasts."""
+    """Provider for two agents: ann forwards to bob, who writes to everybody. Both agents answer broadcasts."""
 
     def decide(self, asked: Asked) -> Reply:
         verb, _, word = asked.incoming.partition(" ")
@@ -193,7 +193,7 @@ async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_pa
             asked = len(provider.requests)
             await chat.type(*lines_of(part))
             match part:
-                case "writing":  # the first line is stored, the others may be anywhere
+                case "writing":  # the first line is stored, the other lines may be anywhere
                     await chat.line(f"relay {part}1")
                     await hub.restart()
                 case "thinking":  # the replies arrive while no hub can record them

@@ -100,7 +100,9 @@ async def list_reactions(*flags: str) -> list[dict[str, Any]]:
 
 
 async def list_until(state: str) -> list[dict[str, Any]]:
-    """Return the reactions when the newest one has this state. Its record is written after its visible effects."""
+    """Return the reactions when the newest one has this state. The record of a state is written after its visible
+    effects.
+    """
     async with asyncio.timeout(TIMEOUT_S), NetworkClient("watcher", kind="human") as client:
         while (await list_all(LiveSource(client), 100))[-1].state != state:
             continue
@@ -312,7 +314,7 @@ async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
 
 
 async def test_what_another_program_records_hides_no_reaction() -> None:
-    """The records of another program may have any form. They are shown as far as they can be read."""
+    """The records of another program may have any form. The command shows such records as far as it can read them."""
     async with Network.open() as network:
         ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
         reader = await network.join("reader", kind="service")

@@ -261,7 +261,7 @@ expect:
 
 
 async def test_records_of_another_program_are_passed_over_live(tmp_path: Path) -> None:
-    """This also holds for records of a known kind with another content."""
+    """Live runs also ignore records of a known kind with another content."""
     scenario = load_scenario(write(tmp_path, BESIDE))
     async with (
         serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node,

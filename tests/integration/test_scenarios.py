@@ -565,7 +565,7 @@ def test_dead_letters_are_listed_of_a_ledgers_file_without_those_taken_back(tmp_
 
 
 def test_what_comes_nearest_to_a_missing_message_is_told_by_its_text() -> None:
-    """Neither its late position in the thread nor a small difference prevents the match."""
+    """The near miss is found despite its late position in the thread and a small difference."""
     said = [*(f"Step {number} is done." for number in range(9)), "Aproved: 40 EUR.", "Bye."]
     steps = [{"as": "boss", "to": "mia", "send": text} for text in said]
     result = run({"message": {"from": "boss", "to": "mia", "contains": "approved: 40 EUR"}}, steps=steps)

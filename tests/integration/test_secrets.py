@@ -142,7 +142,8 @@ async def test_no_output_holds_a_secret_that_servers_repeat(tmp_path: Path, stat
     assert find_leaks(outputs) == {}
 
 
-@pytest.mark.parametrize("name", [it for it in CANARIES if it != "MCP_ENV"])  # this one is never sent in a header
+# The secret of an MCP server's environment is never sent in a header.
+@pytest.mark.parametrize("name", [it for it in CANARIES if it != "MCP_ENV"])
 async def test_a_secret_that_no_header_can_carry_stops_the_start_unquoted(tmp_path: Path, name: str) -> None:
     write_team(tmp_path, "http://127.0.0.1:9/v1", "http://127.0.0.1:9")
     broken = {**CANARIES, name: CANARIES[name][:4] + "\u201d" + CANARIES[name][4:]}

@@ -247,7 +247,7 @@ async def test_who_is_to_encrypt_is_told_nothing_before_it_does_and_shows_a_cert
         for where, told in (
             (f"tls://me:hush@{plain.hosts}", "does not encrypt"),
             (f"tls://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),
-            (f"nats://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),  # the server requires it
+            (f"nats://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),  # the server requires a certificate
         ):
             with pytest.raises(LedgerError, match=f"cannot be trusted.*{told}"):
                 async with asyncio.timeout(10):
@@ -300,7 +300,7 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
         await asyncio.gather(made.open(), other.open())
         await asyncio.gather(made.verify(), other.verify())
         await server.kill9()
-        server.sync = '"2m"'  # without quotes, it would be two million seconds
+        server.sync = '"2m"'  # without quotes, the value would be two million seconds
         await server.start()
 
         for it in (made, other):
@@ -788,7 +788,7 @@ async def test_who_follows_waits_for_a_server_that_is_away(
     with pytest.raises(LedgerError):
         async with asyncio.timeout(20):
             await leader.append([message(2, "ann", "agent:bob")], [])
-    async with asyncio.timeout(8):  # it does not wait for a server that is down to release its leadership
+    async with asyncio.timeout(8):  # the node does not wait for a server that is down to release its leadership
         await leader.close()
     await server.start()
     async with asyncio.timeout(20):
@@ -855,7 +855,7 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
     assert not deaf
 
 
-# --- failures that a follower survives, and failures that end it
+# --- failures that a follower survives, and failures that end a follower
 
 
 class CountingReplica:
@@ -1067,7 +1067,7 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
         await leader.verify()
     assert await make_and_count(log) == end
     await leader.close()
-    await leader.open()  # enough room for it
+    await leader.open()  # the log has enough room for this
     done = await leader.trim(Trim(messages_before=1005, pinned=9))
     assert done.dropped == 4, "also a trim has room"
     await server.widen("lab", 4 << 20)

@@ -33,8 +33,8 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
 
 
 class Bob:
-    """An agent whose first turn calls a tool that waits for the test's permission. It records the last input of its
-    model.
+    """An agent whose first turn calls a tool that waits for the test's permission. The agent records the last input
+    of its model.
     """
 
     def __init__(self, *, is_stubborn: bool = False, **options: Any) -> None:
@@ -178,7 +178,7 @@ async def test_what_was_read_while_it_worked_takes_nobodys_place_at_the_next_sta
         more = await mia.client.send_text("bob", "and more")
         await until_state(mia.client, more.seq, "bob", "delivered")
         go_on.set()
-        await begun.wait()  # and has read it
+        await begun.wait()  # the agent has read the message
     await turn(mia, "take")
     await turn(mia, "give")
     async with running(network, make_runner("bob", lambda _: "answered", policy=policy)):

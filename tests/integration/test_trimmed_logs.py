@@ -303,7 +303,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     await leader.append([mixed(1)], tokens)
     for seq in range(2, 10):
         await leader.append([mixed(seq)], [letter(seq)])
-    await leader.forget_dropped()  # each trim ends with this, which writes a snapshot
+    await leader.forget_dropped()  # each trim ends with this call, which writes a snapshot
     assert await first_of(log) == 1, "rows from before are kept"
     based = await make_and_count(log)
     for seq in range(10, 20):
@@ -496,7 +496,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
         assert await difference(log, path) == ""
     assert value_of(tmp_path / "b.db", "token") == value_of(tmp_path / "a.db", "token")
     again = await open_or_make(log, tmp_path / "b.db")
-    await again.forget_dropped()  # the next pass finishes it
+    await again.forget_dropped()  # the next pass finishes the drop
     assert await first_of(log) > 12
     await again.close()
 
@@ -541,7 +541,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     await leader.expire_calls(6)
     await leader.forget_dropped()
     await leader.append([mixed(12)], [])
-    await rebuild_index(make_shared_log(log), b)  # it has the snapshot, but not the records dropped after it
+    await rebuild_index(make_shared_log(log), b)  # the index has the snapshot, but not the records dropped after it
     await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=13))
     await leader.forget_dropped()
     assert await first_of(log) > 1

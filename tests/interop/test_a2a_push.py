@@ -176,7 +176,7 @@ async def test_a_receiver_is_told_signed_of_a_task_until_it_is_over(tmp_path: Pa
             assert made == await client.get_task_push_notification_config(
                 GetTaskPushNotificationConfigRequest(task_id=begun.id, id="second")
             )
-            for _ in range(2):  # the second time, it does not exist any more
+            for _ in range(2):  # the second time, the configuration does not exist any more
                 await client.delete_task_push_notification_config(
                     DeleteTaskPushNotificationConfigRequest(task_id=begun.id, id="second")
                 )

@@ -464,7 +464,7 @@ async def test_a_task_that_was_taken_over_at_work_goes_on_when_it_is_given_back(
         async with it.official() as client:
             events = aiter(client.subscribe(SubscribeToTaskRequest(id=task_id)))
             seen = [await anext(events)]
-            assert state(assemble(seen)) == "WORKING"  # although its agent is offline
+            assert state(assemble(seen)) == "WORKING"  # the task's state is WORKING although its agent is offline
             async with working(it.node, SimpleAgentRunner("bob", instruction="", model=model)):
                 await model.asked.get()
                 assert state(await client.get_task(GetTaskRequest(id=task_id))) == "WORKING"
@@ -474,8 +474,8 @@ async def test_a_task_that_was_taken_over_at_work_goes_on_when_it_is_given_back(
 
 
 async def test_others_words_stand_in_parts_alone() -> None:
-    """An agent's text is only its artifact, whatever it looks like. It never becomes a status, another task or
-    another sender.
+    """An agent's text is only its artifact, whatever it looks like. An agent's text never becomes a status, another
+    task or another sender.
     """
     allowed = {"task.artifacts[].parts[].text", "task.history[].parts[].text", "artifactUpdate.artifact.parts[].text"}
     async with desk(hears) as it:

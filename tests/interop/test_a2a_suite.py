@@ -20,7 +20,7 @@ from tests.support.node import running_node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 KIT = os.environ.get("A2A_TCK", "")
-KIT_HOSTS = ("127.0.0.1", "localhost")  # addresses at which it listens for push notifications
+KIT_HOSTS = ("127.0.0.1", "localhost")  # addresses at which the kit listens for push notifications
 
 
 @pytest.mark.skipif(not KIT, reason="A2A_TCK names no folder with the kit")

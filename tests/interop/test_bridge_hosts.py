@@ -142,7 +142,7 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
         host = HOSTS[name]
         install(host, project, plan_install(host, project, url=node.url))
         mia = await node.person("mia")
-        await node.agent(f"{name}-shop", deliver=False)  # so that messages can be sent to it before its start
+        await node.agent(f"{name}-shop", deliver=False)  # so that messages can be sent to the agent before its start
         token = tmp_path / "home" / "tokens" / f"127.0.0.1_{node.url.rstrip('/').rpartition(':')[2]}" / f"{name}-shop"
         token.parent.mkdir(parents=True)
         token.write_text(node.tokens[f"{name}-shop"])

@@ -51,7 +51,7 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 async def nginx(
     folder: Path, gateway: str, *, prefix: str = "", host: str = "$http_host", more: str = ""
 ) -> AsyncIterator[str]:
-    """Run nginx and yield its URL. Its name exists only in the Host header."""
+    """Run nginx and yield its URL. The name in this URL exists only in the Host header."""
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:
         pytest.skip("no nginx here")
@@ -261,8 +261,8 @@ async def test_a_host_of_mcp_without_a_good_token_reads_that_one_is_needed(autho
 
 
 async def test_a_host_that_looks_for_oauth_is_told_that_there_is_none() -> None:
-    """After a 401, hosts look for OAuth at these paths (MCP, "Authorization Server Discovery"). They register at
-    another one (RFC 7591), and show its `error_description`.
+    """After a 401, hosts look for OAuth at these paths (MCP, "Authorization Server Discovery"). Hosts register at
+    another path (RFC 7591), and show its `error_description`.
     """
     async with running_node() as node, serve_gateway(node.url) as gateway, httpx2.AsyncClient() as http:
         for name in ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration"):

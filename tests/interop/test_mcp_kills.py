@@ -46,8 +46,8 @@ class KilledHost:
         self.acked: set[int] = set()
 
     async def work(self, sender: str | None, stopping: asyncio.Event) -> None:
-        """Send under this name, or check and acknowledge, until ``stopping`` is set. The last call always has an
-        answer.
+        """Send under this name, or check and acknowledge, until ``stopping`` is set. The last call of the client
+        always has an answer.
         """
         number = 0
         while not stopping.is_set():

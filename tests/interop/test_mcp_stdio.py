@@ -22,8 +22,8 @@ from tests.support.node import running_node
 SDK = {"mcp", "mcp_types", "anyio", "starlette", "uvicorn", "httpx", "httpx2", "sse_starlette", "jsonschema"}
 """Modules that the SDK imports, which cost at least half a second of CPU time."""
 MAX_MODULES = 500
-"""Maximum number of modules at the end of such a process, including those of Python. This test has about 400, and
-with the SDK there are 700.
+"""Maximum number of modules at the end of such a process, including those of Python. The process of this test has
+about 400 modules, and with the SDK it would have 700.
 """
 
 

@@ -482,7 +482,7 @@ async def test_a_repeat_with_a_key_and_an_official_clients_retry_send_nothing_tw
         for headers in (
             {"Idempotency-Key": "k"},
             {"Idempotency-Key": "k"},
-            {"x-stainless-retry-count": "1"},  # the header of its retry after a lost answer
+            {"x-stainless-retry-count": "1"},  # the header of the client's retry after a lost answer
         ):
             answer = await it.chat(*said, extra_headers=headers, **named)
             texts.append((answer.id, answer.choices[0].message.content))

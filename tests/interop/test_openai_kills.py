@@ -55,7 +55,7 @@ async def test_a_key_gives_one_message_and_one_answer_whatever_is_killed(tmp_pat
     random, asked = Random(7), Counter[str]()
 
     def script(body: Body) -> Reply:
-        # Earlier questions of the caller come before it.
+        # Earlier questions of the caller come before the last one.
         key = re.findall(r"question (k-[\w-]+)", str(body["messages"]))[-1]
         asked[key] += 1  # a repeated request gives another answer, so the ledger shows which one was used
         return text(f"answer {asked[key]} to {key}", delay_s=0.15)

@@ -67,7 +67,7 @@ async def test_langchains_standard_tests_of_a_chat_model(api: str, note: Note) -
     async with desk(hears, timeout_s=300) as it:
         code, out = await run(
             python, "-m", "pytest", "-q", "-rsxX", "-c", os.devnull, "--rootdir", HERE, "-p", "no:cacheprovider", "--noconftest",
-            # Its client keeps its connections.
+            # The client in the suite keeps its connections.
             "-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session",
             HERE / "langchain_chat.py",
             GATEWAY=f"{it.url}/v1", TOKEN=key_of(it), API=api, LANGSMITH_TRACING="false",

@@ -1,4 +1,4 @@
-"""Tests of the programs on pages that call a gateway. They run against a gateway with its address and token."""
+"""Tests of the programs on pages that call a gateway. The programs run with the address and token of a gateway."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
     def look_up(host: str, *rest: Any, **options: Any) -> Any:
         if not str(host).endswith(".example"):
             return real(host, *rest, **options)
-        if host in asked:  # it was fast during its registration
+        if host in asked:  # the name server was fast during the registration
             answered.wait(60)
         asked.add(host)
         return real("127.0.0.1", *rest, **options)

@@ -81,7 +81,8 @@ async def test_each_message_is_posted_signed_in_order_and_handled_when_the_recei
         seqs = [(await mia.send("agent:hook", number))["seq"] for number in range(5)]
         await mia.send("agent:mia", "for another")
         await receiver.wait_for(3)
-        assert set(receiver.contents()) == {0}  # the first message again and again, and no other one before it
+        # The receiver got the first message again and again, and no other one before it.
+        assert set(receiver.contents()) == {0}
         assert [await state_of(mia, seq) for seq in seqs] == ["queued"] * 5  # not accepted, so not reported as accepted
         assert (await wait_for_status(hook, why="it answered 503"))["failing_since"] is not None
         taken.set()

@@ -1,5 +1,5 @@
-"""Official test suites and foreign frameworks for `./dev test --full`. Each is installed separately from the project,
-under ``.suites``.
+"""Official test suites and foreign frameworks for `./dev test --full`. Each suite is installed separately from the
+project, under ``.suites``.
 
 A suite's file with exact versions is next to its test: ``NAME.txt`` for pip, ``NAME/package.json`` for npm. The suite
 is installed at its first use, and again when that file changes. The settings of pip and npm select the registry.
@@ -62,7 +62,7 @@ def _installed(name: str, wanted: bytes, install: Callable[[Path], None]) -> Pat
     mark = hashlib.sha256(wanted + os.fsencode(ROOT)).hexdigest()
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may need it at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may install the suite at the same time
         if not (stamp.exists() and stamp.read_text() == mark):
             stamp.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)

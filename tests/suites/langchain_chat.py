@@ -1,4 +1,5 @@
-"""LangChain's standard tests of a chat model. They run in their own environment (`langchain.txt`) against a gateway.
+"""LangChain's standard tests of a chat model. The suite runs in its own environment (`langchain.txt`) against a
+gateway.
 
 Each expected failure has its reason: requests that a client cannot make to an agent.
 """
@@ -36,9 +37,9 @@ class TestAgent(ChatModelIntegrationTests):
 
     @property
     def has_structured_output(self) -> bool:
-        return False  # it answers with text
+        return False  # an agent answers with text
 
-    # Its Responses client omits `stop` on its own.
+    # LangChain's Responses client omits `stop` on its own.
     @pytest.mark.xfail(API == "chat", reason="an agent's answer is not cut: `stop` is refused", strict=True)
     def test_stop_sequence(self, model: BaseChatModel) -> None:
         super().test_stop_sequence(model)

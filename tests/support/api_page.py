@@ -206,8 +206,8 @@ def list_public() -> list[object]:
 
 
 def list_bases(cls: type) -> list[type]:
-    """Return the class and those of its base classes that have no entry on the page. Their members are listed with
-    the class.
+    """Return the class and those of its base classes that have no entry on the page. The members of these base
+    classes are listed with the class.
     """
     return [
         it for it in cls.__mro__ if it is cls or (it.__module__.startswith("roundelay") and it not in list_public())
@@ -339,8 +339,8 @@ def parse_class(cls: type) -> ast.ClassDef:
 
 
 def read_docs(body: list[ast.stmt], names: Mapping[str, object] = {}) -> dict[str, tuple[str, str]]:
-    """Return the assignments in ``body`` by name. Each has its source (with type or value) and the docstring below
-    it.
+    """Return the assignments in ``body`` by name. Each entry has the source (with type or value) and the docstring
+    below it.
     """
     found = {}
     for node, after in zip(body, [*body[1:], None], strict=True):

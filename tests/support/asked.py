@@ -13,7 +13,7 @@ from tests.support.node import Node
 
 @asynccontextmanager
 async def working(node: Node, *runners: AgentRunner) -> AsyncIterator[None]:
-    """Run the runners on this node. Each has its own connection."""
+    """Run the runners on this node. Each runner has its own connection."""
     clients = [
         NetworkClient(it.agent_id, node.url, token=node.token_of(it.agent_id), role="reactor", card=it.describe_card())
         for it in runners

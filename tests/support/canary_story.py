@@ -1,4 +1,4 @@
-"""An oracle for canaries, the secret words in the tests of visibility. It never calls
+"""An oracle for canaries, the secret words in the tests of visibility. The oracle never calls
 `roundelay.network.core.visibility`.
 
 The oracle reads the rows of the ledger in order, and the test adds the participants that each broadcast leaves out.

@@ -126,7 +126,7 @@ def _order_probe(where: _Where) -> str:
 
 PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     **dict.fromkeys(OTHERS_WORDS, lambda it: []),
-    "ask": lambda it: [],  # `_probe` itself calls it
+    "ask": lambda it: [],  # `_probe` itself calls this tool
     "why": lambda it: [{}],
     "read_history": lambda it: [{"thread_id": thread, "limit": 100} for thread in it.threads],
     "search_history": lambda it: [{"query": "canar*", "limit": 50}],
@@ -139,11 +139,11 @@ PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     "write_long": lambda it: [{"text": it.loot}],
     "blink": lambda it: [{"text": it.loot}],
     "rest": lambda it: [],
-    "pay": lambda it: [],  # in `VERBS`, because it waits for a person
-    "deliver": lambda it: [],  # left out: its result is the answer
+    "pay": lambda it: [],  # in `VERBS`, because this tool waits for a person
+    "deliver": lambda it: [],  # left out, because the result of this tool is the answer
     "more": lambda it: [{"text": it.loot}],
     "inner": lambda it: [{"task": f"@any do tell_loot {it.loot}"}],
-    f"hand_over_to_{REMOTE}": lambda it: [],  # in `VERBS`, because these end the reaction or wait
+    f"hand_over_to_{REMOTE}": lambda it: [],  # in `VERBS`, because these tools end the reaction or wait
     "hand_over_to_specialist": lambda it: [],
     CLERK: lambda it: [{"task": write_order(CLERK, "probe_quietly", "", it.threads, it.seqs)}],
     "channels_create": lambda it: [{"name": "a-new-one"}],

@@ -68,8 +68,8 @@ def text(content: str, **options: Any) -> Reply:
 
 
 def calls(wanted: Iterable[tuple[str, Any] | Mapping[str, Any]], content: str | None = None, **options: Any) -> Reply:
-    """Answer with tool calls. Each is a pair of name and arguments (a mapping or raw text), or a whole object of the
-    API.
+    """Answer with tool calls. Each call is a pair of name and arguments (a mapping or raw text), or a whole object of
+    the API.
     """
     return Reply(content, tuple(item if isinstance(item, Mapping) else call(*item) for item in wanted), **options)
 

@@ -399,7 +399,7 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError):
-        return  # Python reports this where it ends by itself
+        return  # Python itself ends silently on this error
     os._exit(code & 0xFF)
 
 
@@ -407,7 +407,8 @@ def _main(descriptor: int) -> None:
     for module in PRELOADED:
         __import__(module)
     assert len(os.listdir("/proc/self/task")) == 1, "what was imported has started threads, which no child would have"
-    # A hook looks through shells for the process that started it, which then is the test worker.
+    # Name the process like a shell. A hook skips shells when it looks for the process that started it, so it finds
+    # the test worker.
     Path("/proc/self/comm").write_text("sh", encoding="ascii")
     gc.collect()
     gc.freeze()

@@ -1,7 +1,8 @@
 """Sequential models of a task and of a note, and real client processes whose calls are checked against these models.
 
-A process writes each call and each result to its log. It ends as `kill -9` ends it, in the middle of a call, at the
-steps that the test chooses. A call without a result in the log may have taken effect, at once or later, or never.
+A process writes each call and each result to its log. A process ends as `kill -9` ends it, in the middle of a call,
+at the steps that the test chooses. A call without a result in the log may have taken effect, at once or later, or
+never.
 """
 
 from __future__ import annotations

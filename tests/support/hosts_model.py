@@ -1,9 +1,9 @@
-"""A model server on loopback for coding agents. It streams Anthropic messages, OpenAI responses and chat completions,
-and Gemini contents.
+"""A model server on loopback for coding agents. The server streams Anthropic messages, OpenAI responses and chat
+completions, and Gemini contents.
 
-``async with hosts_model(script) as (url, requests)``: the script receives each request that offers tools, as text. It
-returns the model's text, or the name of a tool to call without arguments. A request without tools (for example, for
-the session's title) gets a fixed one-word answer.
+``async with hosts_model(script) as (url, requests)``: the script receives each request that offers tools, as text.
+The script returns the model's text, or the name of a tool to call without arguments. A request without tools (for
+example, for the session's title) gets a fixed one-word answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An MCP server made with the SDK, over stdio or HTTP: ``python mcp_sdk_shop.py [PORT]``. It can change its tools and
-instructions, and crash.
+"""An MCP server made with the SDK, over stdio or HTTP: ``python mcp_sdk_shop.py [PORT]``. The server can change its
+tools and instructions, and crash.
 """
 
 from __future__ import annotations

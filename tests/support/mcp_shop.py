@@ -1,5 +1,5 @@
-"""An MCP server over stdio that lists one item per page: ``python mcp_shop.py``. Its tools order, show progress,
-fail, hang and crash.
+"""An MCP server over stdio that lists one item per page: ``python mcp_shop.py``. The server's tools order, show
+progress, fail, hang and crash.
 
 ``SHOP_ABOUT`` names a file with the server's instructions. ``SHOP_ORDERS`` names a file to which orders are appended.
 The server does not use the SDK, whose imports take most of a second in each process. `mcp_sdk_shop.py` is a server

@@ -1,4 +1,5 @@
-"""Stand-ins for real model servers. Each is as strict as the real one, and refuses with the same error messages.
+"""Stand-ins for real model servers. Each stand-in is as strict as the real server, and refuses with the same error
+messages.
 
 Each class names the public source of its rules. All play the same story of ten turns with tools (`STORY`), in the
 format of their server: IDs, indexes, content parts, finish reasons, thinking. ``refused`` holds the refused requests.

@@ -1,6 +1,6 @@
 """Nodes for tests: in the test's own event loop (fast), or as a real process that a test can kill.
 
-Both provide the same `Node` with a `url`, an `owner_token` and sessions that exchange plain frames. A node object
+Both kinds provide the same `Node` with a `url`, an `owner_token` and sessions that exchange plain frames. A node object
 stores the tokens of the agents that joined through it. An agent can therefore join again with its ID alone, even
 after a restart.
 """
@@ -170,7 +170,7 @@ class ProcessNode(Node):
         return self._process.pid
 
     async def kill9(self) -> None:
-        """Kill the process, as in a crash. Its sessions lose their connections."""
+        """Kill the process, as in a crash. The node's sessions lose their connections."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
@@ -241,7 +241,7 @@ async def node_process(
     limits: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ProcessNode]:
-    """Run a `ProcessNode`. It is always stopped at the end."""
+    """Run a `ProcessNode`. The node is always stopped at the end."""
     node = await ProcessNode.start(db, durability=durability, limits=limits, env=env)
     try:
         yield node

@@ -43,8 +43,8 @@ Call = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
 async def run_module(imports: str, work: str, given: object = None, call: Call | None = None) -> Any:
-    """Run ``work``, a JavaScript function of ``(given, call)``, and return its result as JSON. Its calls run the
-    Python function ``call``, whose errors reach the JavaScript code as they reach the page.
+    """Run ``work``, a JavaScript function of ``(given, call)``, and return its result as JSON. Calls from ``work``
+    run the Python function ``call``, whose errors reach the JavaScript code as they reach the page.
     """
     script = imports + _SCRIPT % work
     process = await asyncio.create_subprocess_exec(

@@ -72,7 +72,7 @@ _ELEMENT = re.compile(r"<message ([^<>]*)>([^<>]*)</message>")
 
 def judge_told(told: str, author: str) -> int:
     """Check a text for a model. Each ``<message>`` must name its author, and no text of the author may be outside of
-    one or move a cursor. Return the number of messages.
+    such an element or move a cursor. Return the number of messages.
     """
     assert not _UNSEEN.search(told), f"characters that are not seen: {_UNSEEN.findall(told)[:5]!r}"
     heads = [head for head, _ in _ELEMENT.findall(told)]

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server on loopback, for tests of the shared log. It uses the PostgreSQL installation of the
+"""A real PostgreSQL server on loopback, for tests of the shared log. The tests use the PostgreSQL installation of the
 machine.
 """
 

@@ -55,8 +55,8 @@ class Asked:
 
 
 class Provider(FakeOpenAI):
-    """The model of every agent. Its replies depend only on the request. While ``answers`` is clear, it holds its
-    replies back.
+    """The model of every agent. The provider's replies depend only on the request. While ``answers`` is clear, it
+    holds its replies back.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -149,8 +149,8 @@ async def hub_up(folder: Path) -> AsyncIterator[Hub]:
 async def agent_run(
     folder: Path, hub: Hub, provider: Provider, agent_id: str, *, stream: bool, more: str = ""
 ) -> AsyncIterator[Command]:
-    """Run an agent as a separate process. On entry, it is ready. It is killed at the end if the test has not ended
-    it.
+    """Run an agent as a separate process. On entry, it is ready. The agent is killed at the end if the test has not
+    ended it.
     """
     file = folder / f"{agent_id}.yaml"
     stream_word = "true" if stream else "false"

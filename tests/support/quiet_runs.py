@@ -81,7 +81,7 @@ class QuietRun:
         hello = {"type": "hello", "protocol": 1, "agent_id": name, "kind": kind, "instance": f"{name}-{self._number}"}
         self.hub.receive(session, {**hello, "role": "reactor" if name in REACTORS else "observer"})
         self.hub.loop.step()
-        if connection.closed is not None:  # its commit failed
+        if connection.closed is not None:  # the hub has closed the connection because of a failed commit
             return
         welcome = connection.frames[0]
         assert welcome["type"] == "welcome", welcome

@@ -1,5 +1,5 @@
-"""A hub that a test advances step by step. Its event loop has a simulated clock and stops when nothing is left to do,
-and its connections have no sockets.
+"""A hub that a test advances step by step. The hub's event loop has a simulated clock and stops when nothing is left
+to do, and its connections have no sockets.
 
 When `SteppedLoop.step` returns, the hub has finished all work of the step. A test is therefore deterministic.
 """
@@ -31,8 +31,8 @@ THREAD_TIMEOUT_S = 10.0
 
 
 class _Selector(selectors.DefaultSelector):
-    """Selector that never waits for a timer. It advances the loop's clock to the timer, up to the end of the step,
-    and then stops the loop.
+    """Selector that never waits for a timer. The selector advances the loop's clock to the timer, up to the end of
+    the step, and then stops the loop.
     """
 
     loop: SteppedLoop

@@ -1,7 +1,7 @@
 """Measure work without a clock: executed bytecode instructions and peak memory.
 
-Both are the same in every run on every machine. A copy of a whole table is one instruction, so only the memory shows
-it.
+Both counts are the same in every run on every machine. A copy of a whole table is one instruction, so only the memory
+shows it.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Terminal:
     def _read(self) -> None:
         try:
             data = os.read(self._descriptor, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end of the terminal is closed
             asyncio.get_running_loop().remove_reader(self._descriptor)
             return
         text = self._decoder.decode(data)

@@ -41,7 +41,9 @@ def _install(folder: Path) -> None:
 
 
 def copy_programs(folder: Path) -> None:
-    """Copy the programs next to the installed package. They are TypeScript modules, which node can run directly."""
+    """Copy the programs next to the installed package. The programs are TypeScript modules, which node can run
+    directly.
+    """
     (folder / "package.json").write_text('{"type": "module", "private": true}')
     for path in [*PROGRAMS.glob("*.ts"), *(CLIENT / "examples").glob("*.ts")]:
         shutil.copy(path, folder)

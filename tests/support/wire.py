@@ -1,7 +1,8 @@
 """A raw client of the wire protocol, for tests that judge a hub by its frames.
 
-It is written from `docs/protocol.md` alone with plain `websockets` and `json`. It does not use the project's own
-client, so that mistakes which hub and client share become visible. It never retries, acks or reconnects on its own.
+The client is written from `docs/protocol.md` alone with plain `websockets` and `json`. The project's own client is
+not used, so that mistakes which hub and client share become visible. This client never retries, acks or reconnects on
+its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of `./dev bench team`: how it checks answers, compares systems and leaves peers out. They do not check the
-measurements.
+"""Tests of `./dev bench team`: how it checks answers, compares systems and leaves peers out. The tests do not check
+the measurements.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def test_missing_and_changed_contents_are_reported(tmp_path: Path) -> None
     assert [*check_blobs(db).damaged] == damaged
     assert status_of(db) == "failed"
     assert [*back_up(db, tmp_path / "copy.db").blobs.damaged] == damaged
-    async with Network.open(db, mods=["files"]) as network:  # storing the same content again repairs it
+    async with Network.open(db, mods=["files"]) as network:  # storing the same content again repairs the file
         ann = await network.join("ann")
         await upload_file(ann, b"one")
         assert await download_file(ann, files[0]["file"]) == b"one"

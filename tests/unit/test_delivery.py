@@ -39,7 +39,7 @@ def test_a_redelivery_goes_before_what_is_queued(outbox: Outbox) -> None:
 
 
 def test_a_redelivery_that_the_session_has_not_had_comes_in_its_order(outbox: Outbox) -> None:
-    for seq in (1, 3):  # 2 waits for its next attempt
+    for seq in (1, 3):  # message 2 waits for its next attempt
         outbox.push((seq, frame(seq), True))
     outbox.push_redelivery(2, frame(2))
     assert outbox.take_frames(1000) == [frame(1), frame(2), frame(3)]

@@ -36,7 +36,7 @@ class Shop:
             raise ValueError("broken")
 
     async def run_of(self, text: str) -> None:
-        """Wait until the handler has run for this message. Its transaction may not be committed yet."""
+        """Wait until the handler has run for this message. The handler's transaction may not be committed yet."""
         while await self.runs.get() != text:
             pass
 
@@ -157,7 +157,8 @@ async def test_what_waited_for_another_attempt_at_the_first_start_is_handled(
             if not is_restarted:
                 await until_handled(mia, refused)
         async with shop.open(network):
-            await until_handled(mia, refused)  # it may be handled already: the order of the two is not guaranteed
+            # The message may be handled already: the order of the two is not guaranteed.
+            await until_handled(mia, refused)
             await shop.settle(mia)
     assert sorted(shop.orders()) == ["new", "refused before", "settled"]
 

@@ -1,5 +1,5 @@
-"""Tests that the network code never reads time or chance directly. Both are arguments, because replay and simulation
-depend on them.
+"""Tests that the network code never reads time or chance directly. Time and chance are arguments, because replay and
+simulation depend on them.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ async def test_a_hook_that_exceeds_the_budget_refuses_the_message_and_the_reader
     async with Network.open(mods=[Tasks()], limits=Limits(max_root_messages=3)) as network:
         ann = await network.join("ann")
         root = (await ann.send("mod:tasks", "hi")).seq  # message 1, and the answer is 2
-        with pytest.raises(LoopStopped):  # would be message 3, and its answer 4
+        with pytest.raises(LoopStopped):  # would be message 3, and the mod's answer message 4
             await ann.send("mod:tasks", "one more", cause=root)
         async with asyncio.timeout(5):
             async for event in ann.events():

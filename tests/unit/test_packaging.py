@@ -91,7 +91,7 @@ def build_wheel(sdist: Path, unpacked: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked source distribution. It is built from a copy, so that the build leaves no files in the tree."""
+    """The unpacked source distribution. The build uses a copy, so that it leaves no files in the tree."""
     [top] = (make_once(tmp_path_factory, "sdist", build_sdist) / "unpacked").iterdir()
     return top
 

@@ -19,7 +19,7 @@ from roundelay.network.frames import RecordFrame, SendFrame
 
 
 class Hub:
-    """Hub double that lists its commits. It refuses a record in ``refused`` once for each listed error."""
+    """Hub double that lists its commits. The double refuses a record in ``refused`` once for each listed error."""
 
     def __init__(self, **refused: list[RoundelayError]) -> None:
         self.commits: list[list[str]] = []

@@ -174,7 +174,7 @@ async def test_the_page_of_the_documents_does_what_they_say(tmp_path: Path) -> N
     assert said.out.startswith("guest-1 may not call channels.leave for lobby: its role guests")
     said = await invoke(*ask, "broadcast", "--kind", "human", code=0)
     assert said.out.startswith("guest-1 may send a broadcast: rights.people.broadcast")
-    assert rights.decide("call", "bob", "human", "network.watch").allowed  # `chat` calls it first
+    assert rights.decide("call", "bob", "human", "network.watch").allowed  # `chat` calls this operation first
 
 
 async def test_a_node_does_not_start_with_a_wrong_page(tmp_path: Path) -> None:

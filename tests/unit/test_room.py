@@ -12,7 +12,7 @@ from roundelay.network.config import Limits
 from roundelay.network.hub.read_budget import ReadBudget, ReadSlot, SessionReads
 
 LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
-READ = 2048  # size that one read counts
+READ = 2048  # size in bytes that one read counts
 
 
 def ask(room: ReadBudget, mine: SessionReads, who: str, begun: list[str]) -> asyncio.Task[None]:
@@ -71,7 +71,7 @@ async def test_a_read_of_a_session_that_is_gone_does_not_begin_and_its_participa
     gone = room.open_session("ann", lambda: None)
     place = ReadSlot(room, gone)
     await place.acquire()
-    place.release()  # it waits for new rows, as `network.log` does
+    place.release()  # the read waits for new rows, as `network.log` does
     room.close_session(gone)
     sessions = [room.open_session("ann", lambda: None)]
     with pytest.raises(asyncio.CancelledError):

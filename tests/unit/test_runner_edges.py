@@ -155,7 +155,7 @@ async def begin_and_vanish(network: Network, *, ack: bool) -> int:
 
 async def test_a_resumed_trigger_that_a_hub_delivers_again_is_acknowledged(network: Network) -> None:
     seq = await begin_and_vanish(network, ack=False)
-    network.hub.registry.reset()  # a hub that was killed before it stored its ack cursors knows only these
+    network.hub.registry.reset()  # a hub that was killed before it stored its ack cursors knows only the stored ones
     mia = await network.join("mia", kind="human")
     bob = make_runner("bob", lambda request: "hi")
     task = asyncio.create_task(bob.run(await network.join("bob", role="reactor")))

@@ -139,7 +139,7 @@ class Inbox:
     """Time of the next attempt of each refused seq, in milliseconds."""
     dead: set[int] = field(default_factory=set)
     lives: dict[int, int] = field(default_factory=dict)
-    """Number of times that each dead letter was restored. Each time, it has five new attempts."""
+    """Number of times that each dead letter was restored. After each restore, a message has five new attempts."""
 
     def number(self, seq: int, attempt: int) -> int:
         """Return a number for an attempt that keeps growing when a dead letter is restored."""
@@ -386,7 +386,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, number=st.integers(4, 9), is_one_by_one=st.booleans(), settles=settles)
     def fall_behind(self, pick: int, back: int, number: int, is_one_by_one: bool, settles: bool) -> None:
-        """Let one of two sessions stop reading while the other one handles the messages. Then the first one
+        """Let one of two sessions stop reading while the other one handles the messages. Then the slow session
         continues.
         """
         self.settle()
@@ -487,7 +487,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, settles=settles)
     def retry_dead_letter(self, pick: int, back: int, settles: bool) -> None:
-        """Restore a dead letter. It is delivered to one of the sessions, with five new attempts."""
+        """Restore a dead letter. The message is delivered to one of the sessions, with five new attempts."""
         self.fail_always(pick)
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused or not self.inboxes[visit.agent].dead:

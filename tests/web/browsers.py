@@ -1,8 +1,8 @@
 """Runs the installed Chromium and Firefox, and records everything that a page must never do.
 
-`Watched` is one person's browser window with its own storage and cookies. It records every console error, every
-violation of the page's policy, every dialog, and every request. A test ends with `Watched.check`, which allows only
-requests to the node that serves the page.
+`Watched` is one person's browser window with its own storage and cookies. `Watched` records every console error,
+every violation of the page's policy, every dialog, and every request. A test ends with `Watched.check`, which allows
+only requests to the node that serves the page.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Page objects: each screen of the page as an object with its content and its actions. They find elements by role and
-name.
+"""Page objects: each screen of the page as an object with its content and its actions. Page objects find elements by
+role and name.
 """
 
 from __future__ import annotations

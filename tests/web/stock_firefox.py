@@ -1,5 +1,5 @@
-"""Adapter that makes Debian's Firefox usable with Playwright. Playwright runs it as the browser. It starts Firefox
-and relays the protocol.
+"""Adapter that makes Debian's Firefox usable with Playwright. Playwright runs it as the browser. The adapter starts
+Firefox and relays the protocol.
 
 Playwright speaks WebDriver BiDi to a Firefox that is not its own build (channel ``moz-firefox``). At the creation of
 each context, it uses one command that this year's long-term release of Firefox does not support. The adapter answers

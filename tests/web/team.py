@@ -1,8 +1,8 @@
 """The team behind the page in these tests: `roundelay up` with each agent as a separate process.
 
-`WebNode` is that node. It creates login links as its operator does. A test can kill it and start it again on the same
-port. The agents' processes load the scripts and tools at the end of this file. An agent's answer depends only on its
-input.
+`WebNode` is that node. `WebNode` creates login links as its operator does. A test can kill it and start it again on
+the same port. The agents' processes load the scripts and tools at the end of this file. An agent's answer depends
+only on its input.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class WebNode:
             await self._process.stop()
 
     async def operator(self) -> NetworkClient:
-        """Return a service with all rights. The first call opens its connection."""
+        """Return a service with all rights. The first call opens the service's connection."""
         if self._operator is None:
             token = (self._folder / "team.db.owner").read_text(encoding="utf-8").strip()
             self._operator = NetworkClient("warden", self.url, kind="service", token=token)

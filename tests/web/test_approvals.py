@@ -107,7 +107,7 @@ async def test_a_plain_yes_is_offered_as_a_decision_and_no_as_another(shops: Web
     await expect(thread.composer).to_have_value("")
     said = thread.messages.filter(has=thread.page.locator(".markdown").get_by_text("yes", exact=True))
     await expect(said).to_have_count(0)
-    await thread.say("yes")  # no card is open, so it is an ordinary message
+    await thread.say("yes")  # no card is open, so "yes" is an ordinary message
     await expect(thread.message("You wrote: yes")).to_be_visible()
     await thread.say("my money for order 4")
     await expect(cards(thread).get_by_role("button", name="Approve once")).to_have_count(1)

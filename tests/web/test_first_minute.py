@@ -61,7 +61,7 @@ async def test_the_first_screen_is_the_last_conversation(shared_team: WebNode, o
     await expect(ThreadScreen(page).message("the newer one")).to_be_visible()
     await expect(page).to_have_url(re.compile(r"#/thread/direct%3Anils~noel$"))
     await expect(ThreadScreen(page).composer).to_be_focused()
-    await page.goto(f"{shared_team.origin}/#/inbox")  # the address opens its screen
+    await page.goto(f"{shared_team.origin}/#/inbox")  # an address always opens its own screen
     await expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text("Inbox")
 
 
@@ -264,7 +264,7 @@ async def test_what_is_typed_after_opening_a_conversation_is_text(
             await rows.nth(1).click()
         if opener == "focus lost":
             await expect(thread.composer).to_be_focused()
-            await thread.messages.first.click()  # only to read it; the click selects no row
+            await thread.messages.first.click()  # a click to read selects no row
         await page.keyboard.type(QUESTION)
         await expect(thread.composer).to_have_value(QUESTION)
         await expect(page.get_by_role("dialog")).to_have_count(0)

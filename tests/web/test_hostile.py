@@ -37,7 +37,7 @@ outside of the page.
 
 
 class Canary:
-    """A server that no page should contact. It counts its visitors."""
+    """A server that no page should contact. The server counts its visitors."""
 
     def __init__(self) -> None:
         self.visits = 0
@@ -287,7 +287,7 @@ async def test_a_private_thread_is_nowhere_in_another_persons_browser(
             await expect(window.page.get_by_role("heading", level=1).first).to_be_visible()
             await window.page.wait_for_load_state("networkidle")
             shown = await window.page.content()
-            for own in (secret, quote(secret)):  # she asked for these herself
+            for own in (secret, quote(secret)):  # the person asked for these values herself
                 shown = re.sub(rf'value="{own}"|q={own}|“{own}”', "", shown)
             assert secret not in shown.replace(f"direct:{ann}~{bob}", "")
     kept = await window.page.evaluate(

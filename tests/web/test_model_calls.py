@@ -45,7 +45,7 @@ async def test_the_page_shows_the_dollars_of_the_cost_command(tmp_path: Path, op
             usd = {it["agent"]: it["usd"] for it in report["groups"]}
             assert usd["desk"] > 0.001
             dollars = f"${usd['desk']:.4f}"
-            assert dollars in table  # the same text as the command prints
+            assert dollars in table  # the page shows the same text as the command prints
 
             window = await open_window(team.origin)
             page = window.page
@@ -90,7 +90,7 @@ async def test_why_shows_the_exact_prompt_where_it_is_kept(tmp_path: Path, open_
             sent = server.requests[0]
             for message in sent["messages"]:
                 assert f"[{message['role']}]\n{message['content'].strip()}" in shown
-            assert "&lt;b&gt;teapot&lt;/b&gt;" in shown  # as the model received it
+            assert "&lt;b&gt;teapot&lt;/b&gt;" in shown  # the page shows the prompt as the model received it
             for tool in sent["tools"]:
                 assert tool["function"]["name"] in shown.rpartition("[tools] ")[2].split(", ")
             await expect(prompt.locator("b")).to_have_count(0)

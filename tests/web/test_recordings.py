@@ -1,5 +1,5 @@
-"""Tests of `roundelay export --format html`, the page of a finished run, opened from disk. It shows the content of
-the ledger, even hostile content, and contacts no server.
+"""Tests of `roundelay export --format html`, the page of a finished run, opened from disk. The page shows the content
+of the ledger, even hostile content, and contacts no server.
 """
 
 from __future__ import annotations
