@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable
 
 _IGNORABLE = (
-    ""
-    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _NO_CHARACTERS = "\ufdd0-\ufdef" + "".join(
     chr(plane * 0x10000 + low) for plane in range(17) for low in (0xFFFE, 0xFFFF)
@@ -34,8 +34,8 @@ _JOINING = (
     "\U00011000-\U00011fff\U0001e900-\U0001e95f"
 )
 _EMOJI = (
-    ""
-    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u2460-\u24ff\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u2460-\u24ff\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030"
+    "\u303d\u3297\u3299\U0001f000-\U0001faff"
 )
 _SPACES = "\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _KEPT = (

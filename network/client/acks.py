@@ -1,7 +1,8 @@
 """Acknowledgements of a client's deliveries. `Acks` records which deliveries the program has handled, and sends the
 acknowledgements over the current connection. `Delivery` represents one delivery to the program.
 
-`client` calls `Acks` for each delivery that arrives and for each delivery that the program has handled."""
+`client` calls `Acks` for each delivery that arrives and for each delivery that the program has handled.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +18,31 @@ from roundelay.network.frames import AckFrame, NackFrame, encode
 from .transport import Wire
 from .values import AnyMessage
 
-# Example: deliveries in the order in which they arrived (`_order`), and the acknowledgements to send (`_due`).  session
-# 1:  4  5  6  7  9          handled: 4 5 . 7 9   -> ack 5 (everything up to 5), ack 7 alone, ack 9 alone ^ prefix
-# 6 is refused         -> nack 6; 6 leaves the order, and the prefix moves to 9 session 2:  6 (attempt 2)  11      the
-# hub starts at its ack cursor, so `_handled` deliveries are acknowledged again ^ Delivery 6 is late (`_late`): it is at
-# or below the prefix, and is acknowledged alone (`_named`). While 6 is open, the prefix must not be sent, because it
-# would acknowledge 6 too. Deliveries that the prefix has passed meanwhile (`_covered`) are acknowledged alone.  Prefix:
-# every delivery up to this seq is handled, or was refused and counts as late when it arrives again. The prefix never
-# goes back. The hub ignores an ack above this session's newest delivery (`_session_top`), so a higher prefix is sent
-# later.
+# Example: deliveries in the order in which they arrived (`_order`), and the acknowledgements to send (`_due`).
+#
+#   session 1:  4  5  6  7  9          handled: 4 5 . 7 9   -> ack 5 (everything up to 5), ack 7 alone, ack 9 alone
+#                  ^ prefix            6 is refused         -> nack 6; 6 leaves the order, and the prefix moves to 9
+#   session 2:  6 (attempt 2)  11      the hub starts at its ack cursor, so `_handled` deliveries are acknowledged again
+#               ^ late (`_late`): at or below the prefix, and acknowledged alone (`_named`). While 6 is open, the prefix
+#                 must not be sent, because it would acknowledge 6 too. Deliveries that the prefix has passed
+#                 (`_covered`) are acknowledged alone.
+#
+# Prefix: every delivery up to this seq is handled, or was refused and counts as late when it arrives again. The prefix
+# never goes back. The hub ignores an ack above this session's newest delivery (`_session_top`), so a higher prefix is
+# sent later.
 
 MAX_REMEMBERED = 65_536
 """Maximum number of handled seqs that are remembered to recognize repeated deliveries.
 
 A killed hub may lose the acknowledgements of about the last second, or more if it is killed several times. Its next
-session then repeats these deliveries."""
+session then repeats these deliveries.
+"""
 MAX_REASON_CHARS = 2000
 """Maximum length of the reason in a nack, in characters. A hub may refuse a longer reason."""
 
 
 class Acks:
-    """Tracker of one client's deliveries and their acknowledgements, across sessions, until the hub's history
+    """Tracks the deliveries of one client and their acknowledgements across sessions, until the hub's history
     changes."""
 
     def __init__(self) -> None:
@@ -55,7 +60,7 @@ class Acks:
         self._named: set[int] = set()
         """Late deliveries that were handled and are not acknowledged yet."""
         self._covered: list[int] = []
-        """Handled seqs that the prefix has passed since the prefix was last sent."""
+        """Handled seqs that the prefix has passed since it was sent last."""
         self._prefix_is_due = False
         self._session_top = 0
 
@@ -73,22 +78,23 @@ class Acks:
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
-        """Forget the open deliveries when the program that received them has ended. The next session delivers them
+        """Forget the open deliveries, because the program that received them has ended. The next session delivers them
         again."""
-        # Without a wire, a callback of `_send_soon` that is still scheduled sends nothing, also in the next session.
+        # Without a wire, a callback of `_send_soon` that is still scheduled sends nothing, not even in the next
+        # session.
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()
         self._late.clear()
 
     def receive(self, seq: int) -> bool:
-        """Record a delivery that arrived. Return False if this delivery is already open or handled. A delivery that was
-        already handled is acknowledged again."""
+        """Record a delivery that arrived. Return False if it is already open or handled. A handled delivery is
+        acknowledged again."""
         self._session_top = max(self._session_top, seq)
         if seq in self._open:
             return False
-        # The acknowledgement was lost with the last session or when the hub was killed. Acknowledge the delivery again
-        # without passing the message to the program.
+        # The acknowledgement was lost with the last session or when the hub was killed. Acknowledge the delivery again,
+        # and do not pass its message to the program.
         if seq in self._handled:
             self._acknowledge(seq)
             self._send_soon()
@@ -111,7 +117,7 @@ class Acks:
             self._remember(seq)
 
     def handle(self, seq: int, *, only: bool = False) -> None:
-        """Mark every delivery up to ``seq`` as handled, or with ``only`` just the delivery ``seq``."""
+        """Mark every delivery up to ``seq`` as handled, or, with ``only``, just the delivery ``seq``."""
         handled = self._open & {seq} if only else {open_seq for open_seq in self._open if open_seq <= seq}
         for handled_seq in sorted(handled):
             self._open.discard(handled_seq)
@@ -125,7 +131,7 @@ class Acks:
     def refuse(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
         """Report a failed delivery to the hub with a nack. The hub will deliver the message again (docs/protocol.md,
         Delivery)."""
-        self.send_due()  # send acks before the nack, because a later ack of the prefix would cover this delivery
+        self.send_due()  # send acks before the nack, because a later ack of the prefix would include this delivery
         if seq in self._open:
             self.drop(seq)
             delay = UNSET if retry_after_ms is None else retry_after_ms
@@ -151,7 +157,7 @@ class Acks:
     def _send_soon(self) -> None:
         """Schedule `send_due` for the next tick of the event loop, so that deliveries handled in one tick share a
         frame."""
-        # Sending at once would cost a program that handles a batch one frame per message.
+        # If each acknowledgement were sent at once, a program that handles a batch would send one frame per message.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.send_due)
@@ -179,7 +185,7 @@ class Acks:
     def _acknowledge(self, seq: int) -> None:
         before = self.prefix
         self._advance()
-        # The prefix did not reach this seq, because an earlier delivery is still open.
+        # If the prefix did not reach this seq, an earlier delivery is still open.
         if self.prefix == before or seq > self.prefix:
             self._single.append(seq)
 
@@ -209,8 +215,8 @@ class Delivery:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the hub's ledger was replaced after this delivery. `ack` and `nack` then do nothing, because the seq
-        belongs to another message."""
+        """Whether the hub's ledger was replaced after this delivery. If so, `ack` and `nack` do nothing, because the
+        seq belongs to another message now."""
         return self._acks.is_stale
 
     async def ack(self) -> None:
@@ -220,7 +226,7 @@ class Delivery:
 
     def mark_known(self) -> None:
         """Mark the message as handled without sending an acknowledgement. The hub already counts it as handled, because
-        it has stored the record ``started`` of the message's reaction."""
+        it has stored the ``started`` record of the message's reaction."""
         if not self.is_stale:
             self._acks.mark_known(self.message.seq)
 

@@ -2,10 +2,11 @@
 
 Sending methods return when the hub has stored the message. Deliveries arrive in order, and the client acknowledges the
 deliveries that the program has handled. After a lost connection, the client reconnects and sends unanswered requests
-again under the same ids, so that no message is lost or stored twice.
+again with the same ids, so that no message is lost or stored twice.
 
 `link` owns the connection, and `acks` sends the acknowledgements. WebSocket and in-process transports (`transport`)
-behave alike."""
+behave alike.
+"""
 
 from __future__ import annotations
 
@@ -77,16 +78,17 @@ _LOOP_LEFT = (
 
 
 class NetworkClient(ConversationReads):
-    """A participant's connection, which reconnects by itself. Use it as ``async with NetworkClient("alice") as
+    """A participant's connection, which reconnects automatically. Use it as ``async with NetworkClient("alice") as
     client``.
 
     **Address.** Without ``url``, the client finds the node on this machine. ``urls`` may contain the addresses of
     several nodes of one network, separated by commas or as ``roundelay://A,B/``. The client connects to one node at a
     time. If a node names the leader and ``goes_to_leader`` is true, the client connects to the leader. The client skips
-    the address of another network. An invalid address raises `ConfigError`.
+    an address that belongs to another network. An invalid address raises `ConfigError`.
 
-    **Identity.** Without ``token``, the client makes and saves a token for an agent. A person or a service joins with
-    the owner's token of the node on this machine. If ``kind`` is None, ``token`` is required and determines the kind.
+    **Identity.** Without ``token``, the client generates and saves a token for an agent. A person or a service joins
+    with the owner's token of the node on this machine. If ``kind`` is None, ``token`` is required and determines the
+    kind.
 
     **Deliveries.** With ``resume``, deliveries start at the client's own cursor. If ``deliver`` is false, the hub
     delivers no messages; use the operation ``network.receive`` or `follow` instead.
@@ -97,7 +99,7 @@ class NetworkClient(ConversationReads):
     connections may close a new connection; `connect` then tries again within this time. At most 4,096 requests and 16
     MiB may be unanswered at a time; further requests wait.
 
-    ``new_id`` makes the ids that the caller does not supply. ``jitter`` (0 to 1) spreads reconnects over time.
+    ``new_id`` generates the ids that the caller does not supply. ``jitter`` (0 to 1) spreads reconnects over time.
     ``clock`` is the program's clock.
     """
 
@@ -135,13 +137,13 @@ class NetworkClient(ConversationReads):
         if url or urls is not None or transport is None:
             named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
-        # remove white space: a token that was read from a file may end with a line break
+        # Remove white space, because a token that was read from a file may end with a line break.
         self._token = None if token is None else clean_secret(token)
         self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
         self._instance: str | UnsetType = UNSET
-        """Id of a reactor's process. The hub uses it to distinguish a process that reconnects from another process that
+        """Id of a reactor's process. It lets the hub distinguish a process that reconnects from another process that
         takes over."""
         self._resume = resume
         self._is_local = transport is not None
@@ -153,7 +155,7 @@ class NetworkClient(ConversationReads):
         self._epoch = ""
         self._joined_at = ""
         """URL of the last session."""
-        # no timeout for in-process hubs, which may run on virtual time
+        # Set no timeout for in-process hubs, which may run on virtual time.
         if connect_timeout_s is None and transport is None:
             connect_timeout_s = find_connect_timeout_s()
         self._transport = transport or WebSocketTransport(
@@ -175,7 +177,7 @@ class NetworkClient(ConversationReads):
 
     @property
     def url(self) -> str:
-        """The hub's URL. If the client has several URLs, this is the URL that was tried last."""
+        """The hub's URL. If the client has several URLs, this is the one that was tried last."""
         return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
@@ -187,8 +189,7 @@ class NetworkClient(ConversationReads):
 
     @property
     def kind(self) -> Literal["agent", "human", "service"]:
-        """The participant's kind, from the constructor or from the token. Raises `ConnectError` while the kind is
-        unknown."""
+        """The participant's kind, from the constructor or from the token. Raises `ConnectError` while it is unknown."""
         return self._kind if self._kind is not None else self.welcome.kind
 
     @property
@@ -198,7 +199,7 @@ class NetworkClient(ConversationReads):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client currently has a session. Without a session, requests wait."""
+        """Whether the client has a session now. Without a session, requests wait."""
         return self._link.is_connected
 
     @property

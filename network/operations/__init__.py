@@ -2,9 +2,9 @@
 module define who may call it.
 
 The first argument of an operation is its context. Operations that change something receive a `ChangeSet` and run in
-`apply`. All other operations are coroutines and receive a `Reading`. All other arguments are the arguments of the call.
-The first paragraph of the docstring is the operation's description for clients. Operations that show more to operators
-than to other callers check the caller themselves.
+`apply`. All other operations are coroutines and receive a `Reading`. The remaining arguments are the arguments of the
+call. The first paragraph of the docstring is the operation's description for clients. If an operation shows more to
+operators than to other callers, it checks the caller itself.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
 
 @cache
 def network_operations() -> tuple[Operation, ...]:
-    """Return all ``network.*`` operations, built in the same way as the operations of a mod."""
+    """Return all ``network.*`` operations, built in the same way as the operations of mods."""
     return tuple(
         make_operation(
             "network", function, is_change=not iscoroutinefunction(function), is_for_operators=function in FOR_OPERATORS
@@ -101,6 +101,6 @@ def network_operations() -> tuple[Operation, ...]:
 
 
 def list_operations(mods: Iterable[Mod]) -> dict[str, Operation]:
-    """Return all operations of a hub that uses ``mods``, by their names on the wire."""
+    """Return all operations of a hub that uses ``mods``, by their names in the wire protocol."""
     own = [operation for mod in mods for operation in mod.operations()]
     return {operation.op: operation for operation in (*network_operations(), *own)}

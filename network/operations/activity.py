@@ -1,4 +1,4 @@
-"""Activity of agents, derived from their sessions, their open reactions, and the waits in their records.
+"""The activity of agents, derived from their sessions, their open reactions, and the waits in their records.
 
 `list_agents` shows this activity to people and operators, but only for reactions to messages that they may read. Agents
 do not see activity, because their answers could reveal the work of other agents.
@@ -25,13 +25,13 @@ from .reading import Reading, reads
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
 """States of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
 ``queued``: the reaction has not continued yet after a restart or a takeover. ``held``: its thread is taken over.
-``stopping``: a person has stopped it. ``interrupted``: its agent is gone."""
+``stopping``: a person has stopped it. ``interrupted``: its agent is not connected."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
-"""States in the order of their priority. If an agent has several reactions, the agent's activity is the first of these
-states that one of the reactions has."""
+"""States of a reaction, highest priority first. An agent with several reactions is shown with the first of these states
+that any of its reactions has."""
 MAX_EXAMINED = 1000
-"""Maximum number of open reactions that are examined per agent, oldest first. Without this limit, an agent with very
-many open reactions would slow down every list."""
+"""Maximum number of open reactions that are examined per agent, oldest first. Without this limit, an agent with many
+open reactions would slow down every list."""
 MAX_SHOWN = 16
 """Maximum number of reactions that are listed per agent, oldest first."""
 
@@ -44,24 +44,24 @@ def may_see_activity(reading: Reading) -> bool:
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
     """Return the activity fields of one agent's entry in `list_agents`."""
     state = reading.hub.state
-    # Limit the number of examined reactions. Otherwise, an agent that opens reactions without end would slow down every
+    # Limit the number of examined reactions. Otherwise an agent that opens reactions without end would slow down every
     # list.
     oldest = nsmallest(
         MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
     )
-    # Skip reactions to messages that the caller may not read. Otherwise, the caller could learn that another
-    # participant writes to the agent.
+    # Skip reactions to messages that the caller may not read. Otherwise the caller could learn that someone else writes
+    # to the agent.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
-    # An agent that has used up its answers without a person's message stays stopped until a person writes to it.
+    # An agent that was stopped because its answers named no cause stays stopped until a person writes to it.
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
     elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
-        # An agent that works on one reaction and waits in another is shown as working. An agent that is shown as
-        # waiting would look stuck.
+        # Show an agent as working if it works on one reaction and waits in another. If it were shown as waiting, it
+        # would look stuck.
         activity = next((reaction for reaction in ORDER if reaction in {at for _, at in work}), "idle")
     entry: dict[str, Any] = {"activity": activity}
     if (fault := describe_fault(reading, participant)) is not None:
@@ -72,7 +72,7 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
 
 
 def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any] | None:
-    """Return the fault that prevents an agent from working, or None. Only operators see the reason and the remedy."""
+    """Return the fault that prevents an agent from working, or None. Only operators get the reason and the remedy."""
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
@@ -82,7 +82,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
         opened = state.reactions_of(agent_id).values()
         if not opened:
             return None
-        # No fault was recorded, so use the time of the newest open reaction as the time of the failure.
+        # No fault was recorded, so assume that the failure occurred when the newest open reaction began.
         at = max(reaction.at for reaction in opened)
         fault = AgentFault("ended", at, at)
     entry: dict[str, Any] = {"cause": fault.cause, "text": describe_fault_text(fault), "count": fault.count}
@@ -106,8 +106,8 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
         return "stopping"
     if is_at_work(opened, participant.life):
         return "works"
-    # The wait counts only if the agent's current process started it. A reaction of an earlier process is queued,
-    # because the current process has not continued it.
+    # Count the wait only if the agent's current process started it. A reaction of an earlier process is queued, because
+    # the current process has not continued it.
     return "waits" if opened.life == participant.life else "queued"
 
 

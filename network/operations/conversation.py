@@ -1,8 +1,8 @@
-"""Operations about participants and threads, about the progress of a message, and operations that stop or resume a
+"""Operations about participants, threads and the progress of a message, and operations that stop or resume a
 conversation.
 
-Operations that change something run in `apply`. Operations that only read use the state and the ledger. These
-operations show a caller only what the caller may read. Operators may read everything.
+Operations that change something run in `apply`. Operations that only read use the state and the ledger. They show a
+caller only what it may read. Operators may read everything.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
 """Maximum duration of a takeover, in ms."""
 RECIPIENTS_AT_ONCE = 64
-"""Number of recipients whose progress is read at once."""
+"""Number of recipients whose progress is read in one step."""
 THREADS_AT_ONCE = 8
-"""Number of threads whose first and newest messages are read at once. This number is small because messages may be
+"""Number of threads whose first and newest messages are read in one step. The number is small because messages may be
 large."""
 FIRST_LOOKED_AT = 8
-"""Number of a thread's oldest messages that are searched for a message that the caller may read."""
+"""Number of a thread's oldest messages that are searched for one that the caller may read."""
 REACTIONS_SEARCHED = 256
 """Maximum number of an agent's later reactions that are searched for a prompt that contained a given message."""
 
@@ -82,15 +82,15 @@ def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | N
 
 
 def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> list[str]:
-    """Ask the agents to stop these reactions. Return the ids of those reactions that the caller may know of."""
+    """Ask the agents to stop these reactions. Return the ids of those reactions that the caller is allowed to know."""
     stopped = []
     for key, reaction in reactions.items():
         change.set_value("reaction", key, msgspec.structs.replace(reaction, is_cancelled=True))
         head, by = reaction.trigger_head, change.origin.agent_id
         if change.origin.is_operator or reaction.agent_id == by or may_read(change.state, by, head):
             stopped.append(reaction.reaction)
-        # The caller and the reaction's agent must not learn of each other, so the cancellation is sent in the name of
-        # the trigger's sender.
+        # The caller and the reaction's agent must not learn of each other, so send the cancellation in the name of the
+        # trigger's sender.
         else:
             by = head.sender_id
         change.effects.append(RequestCancel(reaction.agent_id, reaction.reaction, head.thread_id, by))
@@ -109,9 +109,9 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
 
 
 def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
-    """Return these reactions, and all reactions to direct messages that were sent in them, recursively. The answers of
+    """Return these reactions and, recursively, all reactions to direct messages that were sent in them. The answers of
     the added reactions are no longer needed."""
-    # Skip reactions that were already found, because agents that ask each other form cycles.
+    # Skip reactions that were already found: agents that ask each other form cycles.
     all_reactions, added = dict(chosen), dict(chosen)
     while added:
         dependents = [state.reactions_asked_by(reaction.agent_id, reaction.trigger) for reaction in added.values()]
@@ -138,7 +138,7 @@ def take(
                 f"{current.by} has already taken over {thread_id} (#{current.taken}). Any person in the thread can end that "
                 "with network.give."
             )
-        if ttl_ms is not None:  # Extend the existing takeover.
+        if ttl_ms is not None:  # extend the existing takeover
             current = msgspec.structs.replace(current, until=until)
             change.set_value("hold", thread_id, current)
         return {"thread_id": thread_id, "seq": current.taken, **({"until": current.until} if current.until else {})}
@@ -146,8 +146,8 @@ def take(
     takeover = Takeover(by, row.seq, change.stamp, head, current.given if current is not None else 0, until)
     change.set_value("hold", thread_id, takeover)
     running = state.reactions_in(thread_id)
-    # Stop only work that the reactions of this thread have requested from other agents, because nobody needs its
-    # answers. The reactions of the thread itself need no stop: the takeover refuses their messages (module
+    # Stop only the work that the reactions of this thread have requested from other agents, because nobody needs its
+    # results now. The reactions of the thread itself need no stop: the takeover refuses their messages (see
     # `takeovers`).
     affected = _with_those_asked(state, running)
     _ask_to_stop(change, {key: reaction for key, reaction in affected.items() if key not in running})
@@ -270,7 +270,7 @@ async def list_threads(
         wanted = limit - len(page.entries) + 1
         # Read in several rounds, because threads whose newest message the caller may not read are skipped.
         summaries = await _threads(reading, before, wanted, among)
-        # One more thread than the page holds was requested. If fewer were found, the list has ended.
+        # One thread more than fits on the page was requested. If fewer were found, the list has ended.
         is_at_end = len(summaries) < wanted
         # Copy the read states once, so that all entries show the same moment.
         marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))
@@ -305,15 +305,15 @@ async def _threads(
 
 
 class _Ends(NamedTuple):
-    """For several threads, by thread id: the newest message, and the message that the thread's title may quote. Missing
-    and damaged messages are left out."""
+    """For several threads, by thread id: the newest message, and the message that the title may quote. Missing and
+    damaged messages are left out."""
 
     newest: dict[str, Row]
     first: dict[str, Row]
 
 
 async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """For each thread, return the seq of the message that its title may quote. All threads are read at once."""
+    """Return the seq of the message that the title of each thread may quote. All threads are read at once."""
     own = {name for name, mark in marks.items() if mark.title}
     quoted = [name for name in thread_ids if name not in own and _is_quoted(reading, name)]
     starts = {name: seq for name in quoted if (seq := thread_start(name)) is not None}
@@ -331,9 +331,9 @@ async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[s
 async def _describe_thread(
     reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: ReadState | None
 ) -> dict[str, Any] | None:
-    """Return the list entry of a thread, or None for a reply thread from before the caller joined."""
+    """Return the list entry of a thread. Return None for a reply thread that began before the caller joined."""
     newest = ends.newest.get(summary.thread_id)
-    if newest is None:  # The newest message is damaged, so use the message before it.
+    if newest is None:  # the newest message is damaged, so use the message before it
         newest = await find_newest_message(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
         return None
@@ -355,10 +355,10 @@ async def _describe_thread(
 
 
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
-    """Return whether the caller may take over a thread. ``newest`` is the newest message of the thread."""
+    """Return whether the caller may take over a thread. ``newest`` is the newest message of this thread."""
     state, origin = reading.hub.state, reading.origin
-    # Check who could read the next message instead of the newest one. A member who has left may read the newest message
-    # but is no longer in the thread.
+    # Check who could read the next message, not the newest one. A member who has left may read the newest message but
+    # is no longer in the thread.
     is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, newest))
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
 
@@ -379,7 +379,7 @@ async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: 
 
 
 def _is_quoted(reading: Reading, thread_id: str) -> bool:
-    """Return whether a thread has a title that quotes the thread's first message."""
+    """Return whether the title of a thread quotes the thread's first message."""
     parties = thread_parties(thread_id) if thread_id.startswith("direct:") else ()
     participants = [reading.hub.state.participant(agent_id) for agent_id in parties]
     return is_about_something(
@@ -388,10 +388,10 @@ def _is_quoted(reading: Reading, thread_id: str) -> bool:
 
 
 async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> str:
-    """Return the first text of a thread that the caller may read. In a reply thread, this is the text of the message
-    that was replied to. In any other thread, this is the text of the thread's first message."""
+    """Return the first text of a thread that the caller may read: in a reply thread the text of the message that was
+    replied to, and otherwise the text of the thread's first message."""
     row = first if first is not None and reads(reading, first.head) else None
-    if row is None:  # Read further messages only if the first one may not be shown, because messages may be large.
+    if row is None:  # read more messages only if the first one may not be shown, because messages may be large
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
         row = next(
             (candidate for candidate in page.rows if not candidate.is_damaged and reads(reading, candidate.head)), None
@@ -400,7 +400,7 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
-    """Return the readers of a thread that the caller may know. A caller who is not in the channel must not learn who
+    """Return the readers of a thread whom the caller may know. A caller who is not in the channel must not learn who
     joined later, so such a caller sees only recipients of the newest message."""
     state, origin = reading.hub.state, reading.origin
     readers = thread_readers(state, head)
@@ -423,7 +423,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
         wanted: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
         wanted |= {("dead", f"{name}/{seq:016d}") for name in chosen}
         wanted |= {("tried", f"{name}/{seq:016d}") for name in chosen}
-        # Read the state in memory before the ledger, so that the data from the ledger is at least as new.
+        # Read the state in memory before the ledger, so that the ledger's data is at least as new.
         now = {name: _read_progress(reading, name, seq) for name in chosen}
         cold = (await hub.ledger.lookup(LookupRequest(set(), set(), wanted))).cold
         for agent_id in chosen:
@@ -433,14 +433,14 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
 
 
 class _RecipientProgress(NamedTuple):
-    """Progress of a message at one recipient, as known from the hub's memory."""
+    """Progress of a message at one recipient, as far as the hub's memory shows it."""
 
     is_delivered: bool
     is_handled: bool
     attempts: int
     is_over: bool
-    """Whether the message is handled and its failures are no longer in memory. If so, only the ledger contains the
-    number of attempts."""
+    """Whether the message is handled and its failures are no longer in memory. If so, only the ledger knows the number
+    of attempts."""
 
 
 def _read_progress(reading: Reading, agent_id: str, seq: int) -> _RecipientProgress:
@@ -461,7 +461,7 @@ async def _describe_recipient(
     tried: AttemptCount | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
     started, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
     if started is None:
-        # No reaction has this message as its trigger, but the prompt of a later reaction may contain the message.
+        # No reaction has this message as its trigger, but a later reaction may have it in its prompt.
         started, is_in_prompt = await _reaction_with(reading, agent_id, seq)
     attempts = now.attempts
     if tried is not None and now.is_over:
@@ -473,13 +473,13 @@ async def _describe_recipient(
     else:
         state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
     if reading.hub.state.present(agent_id) is None:
-        state = "removed"  # A removed agent does not continue its reactions.
+        state = "removed"  # a removed agent does not continue its reactions
     entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
     if started is not None:
         entry["reaction"] = started.reaction
         status = entry["reaction_status"] = await _reaction_status(reading, agent_id, started)
         newest = triggered.all[-1] if triggered is not None else started
-        # A takeover has cancelled the first reaction, and the agent has started another one.
+        # A takeover cancelled the first reaction, and the agent has started another one.
         if status == "cancelled" and newest != started:
             again = await _reaction_status(reading, agent_id, newest)
             entry["again"] = {"reaction": newest.reaction, "reaction_status": again}
@@ -493,7 +493,7 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Rea
     """Return the first reaction of an agent whose prompt contained a message that was not its trigger, and whether such
     a reaction exists. The reaction itself is returned only if the caller may read its trigger."""
     after = seq
-    # Read only a few reactions first. Nearly always, the next reaction is the right one, or there is none.
+    # Read only a few reactions first. Nearly always, the next reaction is the right one or no reaction is.
     for size in (4, REACTIONS_SEARCHED - 4):
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
@@ -510,7 +510,7 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Rea
 
 
 async def _reaction_status(reading: Reading, agent_id: str, started: ReactionStart) -> str:
-    """Return how a reaction ended, or ``open``. Readers of the message learn nothing else from the records of the
+    """Return how a reaction ended, or ``open``. Readers of its trigger learn nothing else from the records of the
     reaction."""
     opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{started.reaction}")
     if opened is not None:
@@ -520,4 +520,4 @@ async def _reaction_status(reading: Reading, agent_id: str, started: ReactionSta
         body = msgspec.json.decode(row.data) if not row.is_damaged else None
         status = body.get("status") if isinstance(body, dict) else None
         return status if status in ("stopped", "cancelled", "failed") else "finished"
-    return "finished"  # Retention has deleted the records of the reaction.
+    return "finished"  # retention has deleted the records of the reaction

@@ -1,11 +1,11 @@
-"""Operations that return explanations which clients can show without changes.
+"""Operations that return explanations. Clients can show these explanations unchanged.
 
 ``explain`` shows why a message was sent, and ``effects`` shows what followed from it. ``work`` shows what a reaction
 did, and ``cost_report`` shows what models cost.
 
-Agents write records, and a `RunReader` interprets these records. The node passes the `RunReader` to its hub. This
-module checks arguments and rights. The `RunReader` calls other reading operations with the caller's rights, so it sees
-only what the caller may see.
+Agents write records, and a `RunReader` interprets them. The node passes the `RunReader` to its hub. This module checks
+arguments and rights. The `RunReader` calls other reading operations with the caller's rights, so it sees only what the
+caller may see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .reading import Call, CallSelection, CostGroup, Reading, RunReader
 
 EffectLimit = Annotated[int, Meta(ge=1, le=500)]
 MAX_RESULTS_READ = 16
-"""Maximum amount of data that one explanation holds in memory, as a multiple of ``max_result_bytes``."""
+"""Maximum amount of data that one explanation may hold in memory, as a multiple of ``max_result_bytes``."""
 
 
 async def messages(reading: Reading, *, seqs: list[Seq]) -> dict[str, Any]:
@@ -52,9 +52,9 @@ _SOURCES: tuple[Callable[..., Any], ...] = (
     views.impact,
     views.why,
 )
-"""Operations that a `RunReader` may call: operations of the protocol, and `messages`."""
+"""The operations that a `RunReader` may call: operations of the protocol, and `messages`."""
 _RIGHTS = {"network.messages": "network.why"}
-"""Maps operations that are not in the protocol to the protocol operation whose right is checked instead."""
+"""Maps each operation that is not in the protocol to the protocol operation whose right is checked instead."""
 _TOO_LARGE = "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."
 
 
@@ -94,7 +94,7 @@ async def cost_report(
 
 
 def _open(reading: Reading) -> tuple[RunReader, Call, int]:
-    """Return the `RunReader` of the hub, a function that calls operations for it, and the maximum size of the answer in
+    """Return the hub's `RunReader`, a function that calls operations for it, and the maximum size of the answer in
     bytes. Raises `UnknownOperation` if the hub has no `RunReader`."""
     reader = reading.hub.run_reader
     if reader is None:
@@ -106,18 +106,18 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
     async def call(op: str, args: Mapping[str, object]) -> Any:
         nonlocal size
         operation = _list_sources()[op]
-        # Check the rights for each call. An explanation must not reveal data of an operation that the caller may not
+        # Check the right for each call. An explanation must not reveal data of an operation that the caller may not
         # use.
         check_right(reading.hub.state, reading.origin, "call", _RIGHTS.get(op, op))
         await reading.take_turns()
         data = encode(await operation.call(reading, operation.decode(Raw(encode(args)))))
-        # Usage is not counted, because the reader adds it up page by page. All other results stay in memory until the
+        # Do not count usage, because the reader adds it up page by page. All other results stay in memory until the
         # answer is complete.
         size += len(data) if op != "network.usage" else 0
         if size > MAX_RESULTS_READ * max_bytes:
             raise TooLarge(_TOO_LARGE)
-        # Return the value in the form that clients receive. The reader works on JSON, so that the same code can explain
-        # a recording without a hub.
+        # Return the value in the form that clients receive. The reader works on JSON, so the same code can explain a
+        # recording without a hub.
         return msgspec.json.decode(data)
 
     return reader, call, max_bytes
@@ -130,8 +130,8 @@ def _list_sources() -> dict[str, Operation]:
 
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """Return a value, and truncate its long texts if the value is larger than ``max_bytes``."""
-    # Truncate texts only as much as needed. Keep the structure, because clients use the ids in it.
+    """Return a value whose long texts are cut if the value is larger than ``max_bytes``."""
+    # Cut texts only as much as needed. Keep the structure, because clients use the ids in it.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:

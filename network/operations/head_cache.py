@@ -1,9 +1,9 @@
 """Cache for the heads of the newest messages, per reader and per thread.
 
-`network.window` runs for every reaction and examines thousands of messages. The operation first decides with cached
-heads, and then reads only the rows that it shows. Each call reads only heads that are newer than those of the last
-call, so the cost does not grow with an agent's history. Heads never change, so cached heads stay valid. The cache
-contains no access rules: at each call, the current state decides who may read a message. This module uses no clock.
+`network.window` runs for every reaction and examines thousands of messages. It first decides with cached heads, and
+then reads only the rows that it shows. Each call reads only heads that are newer than those of the last call, so the
+cost does not grow with an agent's history. Heads never change, so cached heads stay valid. The cache contains no access
+rules: at each call, the current state decides who may read a message. This module uses no clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Maximum estimated memory of all cached heads, in bytes. Beyond this maximum, the least recently used lists are
+"""Maximum estimated memory of all cached heads, in bytes. If more is needed, the least recently used lists are
 evicted."""
 _SEQ_BYTES, _GROUP_BYTES = 48, 700
 _PAIRS = frozenset({"direct", "mod"})
@@ -37,7 +37,7 @@ class CacheEntry(Protocol):
 
 
 class HeadGroup:
-    """Group of messages of one thread that every visibility rule treats in the same way.
+    """A group of messages of one thread that every visibility rule treats in the same way.
 
     ``head`` is the oldest message of the group. ``label`` is the message that determines the audience of the group.
     ``alike`` is another group, possibly of another thread, for which all rules except `visibility: current` decide in
@@ -52,13 +52,13 @@ class HeadGroup:
         self.thread_id = head.thread_id
         self.alike = alike or self
         self.parties = frozenset(parties(label)) if label.kind in _PAIRS else None
-        """Participants who alone can ever read these messages, or None if the readers can change."""
+        """The only participants who can ever read these messages, or None if the readers can change."""
         self.is_settled = is_settled
         """Whether all past and future messages of the thread have the same parties."""
 
 
 class Grouping:
-    """Set of `HeadGroup` objects that belong to one cached value."""
+    """The `HeadGroup` objects that belong to one cached value."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self._is_person = is_person
@@ -72,14 +72,14 @@ class Grouping:
         return _GROUP_BYTES * (self.count + 1)
 
     def find(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
-        """Return the group to which a head belongs. Create the group if it does not exist. ``labels`` must contain the
-        message to which the head's label refers."""
+        """Return the group of a head, and create it if needed. ``labels`` must contain the message to which the head's
+        label refers."""
         label = head if head.label == head.seq else labels.get(head.label, head)
         # The readers of channels and broadcasts can change, so each of their messages is its own group.
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
-        # The key must contain all fields that visibility rules use. Otherwise, two messages with different rules could
+        # The key must contain all fields that visibility rules use. Otherwise two messages with different rules could
         # share one decision.
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
@@ -112,7 +112,7 @@ class Heads:
         self.is_cut = False
         """Whether the thread or inbox may have older messages that are not cached."""
         self.begin: int | None = None
-        """Seq of the thread's first message, or None if this seq was never requested."""
+        """Seq of the thread's first message, or None if it was never requested."""
         self._at_most = at_most
         self._grouping = Grouping(is_person)
 
@@ -135,7 +135,7 @@ class Heads:
             self._grouping.retain(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
-        """Return the newest cached messages up to the seq ``until``. Return None if too few of them are cached."""
+        """Return the newest cached messages up to the seq ``until``. Return None if the cache has too few of them."""
         end = bisect_right(self.seqs, until)
         if end <= self._at_most and self.is_cut:
             return None
@@ -164,7 +164,7 @@ def _describe(head: MessageHead) -> Hashable:
 
 
 class RecentHeads:
-    """Cache of all heads that readers of one hub have recently requested. After old messages were deleted, the hub must
+    """Cache of the heads that readers of one hub have requested recently. After old messages were deleted, the hub must
     create a new cache."""
 
     def __init__(self, is_person: IsPerson, max_bytes: int = MAX_BYTES) -> None:
@@ -178,10 +178,9 @@ class RecentHeads:
     async def inbox(
         self, ledger: Ledger, spans: Sequence[Span], agent_id: str, until: int, at_most: int
     ) -> NewestHeads:
-        """Return the newest messages up to ``until`` that are in one of these spans or that the agent sent
-        privately."""
-        # Include the spans in the key, because an agent that joins a channel gets access to older messages of the
-        # channel.
+        """Return the newest messages up to ``until`` that are in one of these spans or that the agent sent to one
+        participant or mod."""
+        # Include the spans in the key: an agent that joins a channel may get access to the channel's older messages.
         key = (agent_id, *((span.target, span.after, span.before) for span in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
@@ -192,9 +191,8 @@ class RecentHeads:
     async def threads(
         self, ledger: Ledger, newest: Mapping[str, int], until: int, at_most: int
     ) -> dict[str, NewestHeads]:
-        """Return the newest messages up to ``until`` for each of these threads. ``newest`` contains, for each thread,
-        the seq up to which the thread must be read. There are no messages of the thread between that seq and
-        ``until``."""
+        """Return the newest messages up to ``until`` for each of these threads. ``newest`` maps each thread to the seq
+        up to which it must be read. The thread has no messages between this seq and ``until``."""
         # Read all threads with new messages at once, because one read per thread would make a window slow.
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
@@ -235,9 +233,9 @@ class RecentHeads:
             heads = self._find_heads(key)
             after = 0 if heads is None else heads.upto
             if heads is not None and needed <= after:
-                # The cache may already contain messages after ``until``, because other calls had newer triggers.
+                # The cache may contain messages after ``until``, because other calls had newer triggers.
                 newest = heads.newest(until)
-                if newest is None:  # The requested position is older than the cache, so read it without caching it.
+                if newest is None:  # the position is older than the cache, so read it without caching
                     old = await self._make(ledger, await read(0, at_most + 1), at_most, until)
                     newest = old.newest(until)
                     assert newest is not None, "one more than is asked for was read"
@@ -245,10 +243,10 @@ class RecentHeads:
                     self._kept.move_to_end(key)
                 return newest
             newer = await read(after, at_most + 1)
-            # With so many new heads, nothing of the cached list would be left.
+            # So many new heads would replace the whole cached list, so make a new list.
             if heads is None or len(newer) > at_most:
                 new_heads = await self._make(ledger, newer, at_most, until)
-                # Store the new value only if no concurrent call has replaced the old one during the read.
+                # Store the new value only if no concurrent call has replaced the old value during the read.
                 if self._kept.get(key) is heads:
                     self.store(key, new_heads)
             else:
@@ -276,8 +274,8 @@ class RecentHeads:
         return self._kept.get(key)
 
     def discard(self, key: Hashable) -> None:
-        """Remove the value of a key from the cache, if there is one. To change a value in place, remove the value first
-        and store it again afterwards. Without these steps, the cache would count a wrong size."""
+        """Remove the value of a key from the cache, if any. To change a value in place, remove the value first and
+        store it again afterwards. Otherwise the cache would count a wrong size."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 
@@ -290,7 +288,7 @@ class RecentHeads:
 
     def _evict(self, key: Hashable) -> None:
         """Evict the least recently used values until the cache is within its limit. The value of ``key`` is in use, so
-        it stays in the cache even if it is too large."""
+        it stays even if it is too large."""
         self._kept.move_to_end(key)
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)
@@ -299,6 +297,6 @@ class RecentHeads:
 
 async def _find_labels(ledger: Ledger, heads: Iterable[HeadAt]) -> dict[int, MessageHead]:
     heads_by_seq = {seq: head for seq, head in heads if head is not None}
-    # A label may refer to a message that is older than all of these heads, so read the missing labels.
+    # A label may refer to a message that is older than all of these heads, so read the heads of such messages too.
     missing = {head.label for head in heads_by_seq.values()} - heads_by_seq.keys()
     return heads_by_seq | (await ledger.heads(missing) if missing else {})

@@ -2,8 +2,8 @@
 
 The items are decisions on calls, unanswered questions, failed messages, stopped conversations, exceeded budgets, and
 faults of agents. All items are already in tables, and this module only collects them. An item about a message contains
-one line of that message, and is shown only to callers who may read the message. Listing the inbox changes nothing. The
-operation `dismiss` hides an item.
+one line of this message, so it is shown only to callers who may read the message. Listing the inbox changes nothing.
+The operation `dismiss` hides an item.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from .views import Limit
 
 ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget", "fault"]
 SCANNED = 1000
-"""Maximum number of dead letters, of stopped conversations and of exceeded budgets that one call examines."""
+"""Maximum number of entries that one call examines in each of three tables: dead letters, stopped conversations, and
+exceeded budgets."""
 READ_AT_ONCE = 32
-"""Number of items whose messages are read at once."""
+"""Number of items whose messages are read in one step."""
 MAX_DISMISSED = 500
-"""Maximum number of dismissed items that are stored per participant. Older dismissed items are shown again."""
+"""Maximum number of dismissed items that are stored per participant. Items beyond this number, the oldest ones, are
+shown again."""
 
 
 class WaitingItem(NamedTuple):
-    """Item of the inbox before its message is read. Items are sorted by these fields, descending."""
+    """An item of the inbox before its message is read. Items are sorted by these fields, descending."""
 
     seq: int
     kind: ItemKind
     agent_id: str
     at: int
-    """Time at which the item was created, in ms, or 0 for the time of its message."""
+    """Time at which the item was created, in ms, or 0 to use the time of its message."""
     details: Mapping[str, Any]
     text: str | None = None
-    """Text of the item, or None for the text of its message."""
+    """Text of the item, or None to use the text of its message."""
     spent: BudgetStop | None = None
     request: ListedRequest | None = None
     """Approval request of the item, or None if the item is not about an approval."""
@@ -81,7 +83,7 @@ async def inbox(
     """What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations,
     exceeded budgets. To continue, pass the answer's `next` as `before`."""
     stored: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
-    # Compare the times, because an item that occurs again after it was dismissed must be shown again.
+    # Compare the times: an item that occurs again after it was dismissed must be shown again.
     dismissed = {(kind, seq): at for kind, seq, at in stored.items}
     items = [each for each in await _list_items(reading) if each.at > dismissed.get(_dismissal_key(each), -1)]
     if before is not None:
@@ -94,7 +96,7 @@ async def inbox(
     for start in range(0, len(items), READ_AT_ONCE):
         chunk = items[start : start + READ_AT_ONCE]
         rows = await reading.hub.ledger.messages({each.seq for each in chunk})
-        # Look up the ended budget stops for each chunk instead of for all items, because most callers request only the
+        # Look up the ended budget stops for each chunk and not for all items, because most callers request only the
         # first page.
         ended = await _find_ended(reading, chunk)
         for item in chunk:
@@ -113,12 +115,12 @@ def _dismissal_key(item: WaitingItem) -> tuple[str, int]:
 
 
 def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str, Any] | None:
-    """Return an inbox entry with one line of the item's message. Return None if the message is gone or the caller may
-    not read it."""
+    """Return an inbox entry with one line of the item's message. Return None if the message no longer exists or the
+    caller may not read it."""
     entry: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
-    if item.seq == 0:  # A seq of 0 means that the item is not about a message.
+    if item.seq == 0:  # the item is not about a message
         return {**entry, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
-    # Show a fault even if its message is gone or unreadable, because the agent still fails.
+    # Show a fault even if its message no longer exists or is unreadable, because the agent still fails.
     if item.kind == "fault" and (row is None or row.head is None or item.details["cause"] == "ended"):
         return {**entry, "seq": 0, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
     if row is None or row.head is None:
@@ -127,14 +129,14 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
         return None
     rights: dict[str, Any] = {}
     if item.request is not None:
-        # Check the rights again with the head of the message itself. The previous check only used the message's seq
-        # from the agent's records.
+        # Check the rights again, now with the head of the message itself. The first check used only the seq from the
+        # agent's records.
         if not item.request.may_be_shown(reading, row.head):
             return None
         rights = item.request.describe_rights(reading, row.head)
         if not rights["may_call"]:
             return None
-        # Most decisions are made by a reply, so the entry names only the other way.
+        # Most decisions are made with a reply, so the entry mentions only the other way.
         if rights["may_decide"]:
             del rights["may_call"]
         del rights["may_decide"]
@@ -149,10 +151,10 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
 
 
 async def _list_items(reading: Reading) -> list[WaitingItem]:
-    """Return all items that the caller may see. A request for approval is not also listed as a question. A message that
-    failed at several recipients has one item for each recipient."""
+    """Return all items that the caller may see. A request for approval is not listed as a question too. A message that
+    failed at several recipients has one item for each of them."""
     approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
-    # An agent may name any message as its request, so the agent is part of the key.
+    # Include the agent in the key, because an agent may name any message as its request.
     requests = {(approval.seq, approval.agent_id) for approval in approvals}
     return [
         *approvals,
@@ -179,7 +181,7 @@ def _list_questions(reading: Reading) -> Iterator[WaitingItem]:
 
 async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
     """Return two kinds of dead letters: messages to the caller (for operators, to anyone), and messages that the caller
-    sent. The sender does not see the reason of the failure."""
+    sent. A sender does not see the reason of the failure."""
     origin, ledger = reading.origin, reading.hub.ledger
     undelivered: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"
@@ -190,7 +192,7 @@ async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
         )
         for _, letter in undelivered
     }
-    # List the sent messages second, so that an operator who sent a message gets the entry with the reason.
+    # Add the received messages last, so that an operator who is also the sender gets the entry with the reason.
     for _, letter in stored:
         details = {"attempts": letter.failures, "reason": letter.reason, "may_retry": True}
         items[letter.seq, letter.agent_id] = WaitingItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)
@@ -219,7 +221,7 @@ async def _list_stopped(reading: Reading) -> list[WaitingItem]:
 
 
 def _list_stopped_agents(reading: Reading) -> Iterator[WaitingItem]:
-    """Yield one item for each agent that was stopped because it answered without causes. Only for operators."""
+    """Yield one item for each agent that was stopped because its answers named no cause. Only for operators."""
     if not reading.origin.is_operator:
         return
     state = reading.hub.state
@@ -232,7 +234,7 @@ def _list_stopped_agents(reading: Reading) -> Iterator[WaitingItem]:
 
 
 async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
-    """Return one item for each reaction that ended because it reached its agent's own budget."""
+    """Return one item for each reaction that ended because its agent's own budget was used up."""
     if not _may_resume(reading):
         return []
     stored: list[tuple[str, BudgetStop]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
@@ -251,7 +253,7 @@ async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
 
 
 async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tuple[int, str, str]]:
-    """Return the budget stops that need no attention any more, because the conversation was resumed or the work was
+    """Return the budget stops that need no more attention, because the conversation was resumed or the work was
     finished."""
     stops = {stop.place: stop.spent for stop in items if stop.spent is not None}
     if not stops:
@@ -263,8 +265,8 @@ async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tup
     for key, stop in stops.items():
         budget: ConversationBudget | None = cold.get(("root", str(stop.root)))
         started: TriggeredReactions | None = cold.get(("triggered", f"{stop.agent_id}/{stop.seq}"))
-        # A resumed conversation has a new budget. Otherwise, another reaction to the message may have finished the
-        # work.
+        # The stop has ended if the conversation has a new budget, or if another reaction to the message has taken over
+        # the work.
         is_resumed = budget is not None and budget.resumed != stop.resumed
         if is_resumed or (started is not None and started.reaction != stop.reaction):
             ended.add(key)
@@ -273,7 +275,7 @@ async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tup
 
 def _list_quotas(reading: Reading) -> Iterator[WaitingItem]:
     """Yield one item for each of today's quotas that is nearly used up. Operators see the quotas of all participants,
-    and other callers see their own."""
+    and other callers only their own."""
     origin, state = reading.origin, reading.hub.state
     day = state.stamp // DAY_MS
     for agent_id, stored in state.near_quota().items():

@@ -1,9 +1,9 @@
 """The operation ``network.memory``: returns summaries of threads that an agent wrote, if they may enter a prompt.
 
-A memory is a record of its agent. A memory summarizes some messages of a thread, and may continue an earlier memory.
-The memory covers all messages of this chain, and is shown only if every covered message may be shown (`views.View`).
-Therefore a memory reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages
-is deleted. The operation changes nothing.
+A memory is a record of its agent. It summarizes some messages of a thread, and may continue an earlier memory. It
+covers all messages of this chain, and is shown only if every covered message may be shown (`views.View`). So a memory
+reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages is deleted. The
+operation changes nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_SEQS = 1000
 MAX_KNOWN = 4096
 """Maximum number of memories that are cached per thread. The newest memories stay in the cache."""
 MAX_GROUPS = 65_536
-"""Maximum number of channel and broadcast messages that all memories of one thread cover. All further memory records
-are ignored."""
+"""Maximum number of channel and broadcast messages that all memories of one thread may cover. Further memories are
+ignored."""
 MAX_GROUPS_AT_ONCE = 32
 """Maximum number of message groups in a set that a memory shares with the memory that it continues. Larger sets are
 stored separately for each memory."""
@@ -44,7 +44,7 @@ MEMORY = "memory"
 
 class MemoryBody(Struct, frozen=True):
     """Body of a record that contains a memory: the summary, the seqs of the summarized messages, and the seq of the
-    memory that this one continues."""
+    memory that it continues."""
 
     thread_id: str
     seqs: Annotated[list[Seq], Meta(max_length=MAX_SEQS)]
@@ -77,7 +77,7 @@ async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str
         newest = memories.find_newest(view)
         if newest is None:
             return None
-        # Read the text from the ledger, because the cache contains memories without their texts.
+        # Read the text from the ledger, because the cache stores memories without their texts.
         rows = await reading.hub.ledger.rows(newest.seq - 1, 1)
         body = _read(rows[0]) if rows and rows[0].seq == newest.seq else None
         if body is not None:
@@ -93,7 +93,7 @@ def _key(reading: Reading, thread_id: str) -> Hashable:
 
 
 class _Memory:
-    """Memory without its text, with the data that decides whether the memory may be shown."""
+    """A memory without its text, but with the data that decides whether it may be shown."""
 
     __slots__ = ("earlier", "groups", "messages", "seq", "upto")
 
@@ -103,7 +103,7 @@ class _Memory:
         """Seq of the newest message that the memory covers."""
         self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
         self.groups = groups
-        """Groups of the messages that the memory covers. The groups of the memory in ``earlier`` are not included."""
+        """Groups of the messages that the memory covers, without the groups of the memory in ``earlier``."""
         self.earlier = earlier
         if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
             # Share one set among all memories of a chain. In a direct thread, thousands of messages belong to a few
@@ -121,7 +121,7 @@ class _Memories:
         self._grouping = Grouping(is_person)
         self._known: OrderedDict[int, _Memory] = OrderedDict()
         self._shared: dict[int, HeadGroup] = {}
-        """Groups of channel and broadcast messages, by seq. Each of these messages is its own group."""
+        """Groups of channel and broadcast messages, by seq. Each such message is its own group."""
 
     @property
     def size(self) -> int:
@@ -135,7 +135,7 @@ class _Memories:
         earlier = None if body.earlier is None else self._known.get(body.earlier)
         if (body.earlier is not None and earlier is None) or not all(covered in heads for covered in body.seqs):
             return
-        # Ignore a record beyond the limit, because agents may write any number of these records.
+        # Ignore a record beyond the limit, because agents may write any number of memories.
         if self._grouping.count + len(body.seqs) > MAX_GROUPS:
             return
         groups = frozenset(self._find_group(heads[covered], labels) for covered in dict.fromkeys(body.seqs))
@@ -143,8 +143,8 @@ class _Memories:
         if memory.messages:
             self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
-            # Remove the oldest memory. Memories that continue the removed memory still work, because each memory refers
-            # directly to its predecessor.
+            # Remove the oldest memory. Memories that continue it still work, because each of them refers directly to
+            # its predecessor.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
@@ -154,7 +154,7 @@ class _Memories:
         return group
 
     def find_newest(self, view: View) -> _Memory | None:
-        """Return the newest memory of which all covered messages may be shown, or None."""
+        """Return the newest memory whose covered messages may all be shown, or None."""
         assert view.until is not None, "a memory is asked for with a trigger"
         hidden: set[_Memory] = set()
         for candidate in reversed(self._known.values()):
@@ -175,7 +175,7 @@ class _Memories:
 
 
 async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
-    """Return the memories of a thread, after reading those that were written since the last call."""
+    """Read the memories of a thread that were written since the last call. Return all memories of the thread."""
     ledger, recent, key = reading.hub.ledger, reading.hub.recent, _key(reading, thread_id)
     room = reading.hub.limits.max_result_bytes
     cached = recent.find(key)
@@ -194,7 +194,7 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
                 heads = await ledger.heads(body.seqs)
                 missing = {head.label for head in heads.values()} - heads.keys()
                 read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
-        if memories.upto == after:  # If the positions differ, a concurrent call has already read these rows.
+        if memories.upto == after:  # otherwise a concurrent call has already read these rows
             recent.discard(key)
             for arguments in read:
                 memories.add(*arguments)
@@ -210,4 +210,4 @@ def _read(row: Row) -> MemoryBody | None:
     try:
         return msgspec.json.decode(row.data, type=MemoryBody)
     except msgspec.ValidationError:
-        return None  # Ignore an invalid body, because agents may write any body into their records.
+        return None  # ignore an invalid body, because agents may write any body into their records

@@ -31,7 +31,7 @@ async def control_agent(
         raise InvalidArguments("This node runs no agents. Stop or start the agent where it was started.")
     if reading.place is None:
         return await supervisor.control(agent_id, action)
-    # Release the slot of this read in the read budget, because starting a process takes seconds.
+    # Release this read's share of the read budget, because starting a process takes seconds.
     reading.place.release()
     try:
         return await supervisor.control(agent_id, action)

@@ -2,7 +2,7 @@
 quiet.
 
 The module `core.quiet` decides which items are open, and this module lists them for one caller. Every item is about a
-message and is shown only to callers who may read that message. All other items are only counted.
+message and is listed only for callers who may read this message. Other items are only counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .views import Limit, find_message, open_view
 
 
 class _Open(Struct):
-    """Open item with the participant who has to act next, and the message that the item is about."""
+    """An open item, with the participant who has to act next and the message that the item is about."""
 
     kind: str
     agent_id: str
@@ -65,7 +65,7 @@ async def open_items(
     while items and (left_s := until - loop.time()) > 0:
         await reading.wait_for_change(root, left_s)
         items = _list_items(reading.hub.state, root, caller)
-    if trigger is not None:  # Open the view again after the wait, because the rights may have changed meanwhile.
+    if trigger is not None:  # open the view again, because rights may have changed during the wait
         view = await open_view(reading, trigger, until=reading.hub.state.head)
     heads = await reading.hub.ledger.heads({item.seq for item in items})
     await view.load(heads.values())
@@ -79,20 +79,20 @@ async def open_items(
 
 def _describe(item: _Open, *, shows_waits: bool) -> dict[str, Any]:
     who = {"agent_id": item.agent_id} if item.agent_id else {}
-    # Hide the awaited agent unless the caller may see waits. The caller may not be allowed to read the message to that
-    # agent.
+    # Hide the awaited agent unless the caller may see activity. The caller may not be allowed to read the message to
+    # this agent.
     details = {name: value for name, value in item.details.items() if shows_waits or name != "waits_for"}
     return {"kind": item.kind, **who, "seq": item.seq, "since": item.since, **details}
 
 
 def _list_items(state: State, root: int, caller: str) -> list[_Open]:
-    """Return the open items of a conversation. If ``caller`` is not empty, leave out the items that wait for this
-    participant."""
+    """Return the open items of a conversation. If ``caller`` is not empty, items that wait for this participant are
+    left out."""
     items = [item for key, value in state.open_in(root).items() for item in _read_value(key, value)]
     if not caller:
         return items
-    # Leave out reactions that wait for the caller. Otherwise, an agent that waits inside its own reaction would wait
-    # for itself, and two agents could wait for each other forever.
+    # Leave out reactions that wait for the caller. Otherwise an agent that waits inside its own reaction would wait for
+    # itself, and two agents could wait for each other forever.
     waiting = _find_waiting(items, caller)
     return [item for item in items if item.agent_id != caller and (item.agent_id, item.thread_id) not in waiting]
 
@@ -113,7 +113,7 @@ def _find_waiting(items: list[_Open], caller: str) -> set[tuple[str, str]]:
 
 
 def _read_value(key: str, value: object) -> Iterator[_Open]:
-    """Yield the open items of one stored value. ``key`` consists of the name of its table and its key there."""
+    """Yield the open items of one stored value. ``key`` is the name of the table and the key within this table."""
     match value:
         case OpenDelivery():
             seq = int(key.partition(" ")[2])

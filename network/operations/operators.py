@@ -1,7 +1,7 @@
 """Operations for operators: participants, tokens and logins, dead letters, quotas, stopped conversations, the log, and
-statistics of the hub.
+the hub's metrics.
 
-All participants may see their own dead letters and quotas.
+Other participants may see only their own dead letters and quotas.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
-    # End the takeovers of a removed person, because the person can no longer do so.
+    # End the takeovers of a removed person, because this person can no longer end them.
     for _, takeover in [item for item in change.state.items("hold") if item[1].by == agent_id]:
         end_takeover(change, takeover)
     for thread_id in list(change.state.read_states_of(agent_id)):
         change.set_value("mark", f"{agent_id}/{thread_id}", None)
     change.set_value("dismissed", agent_id, None)
     change.add_writes(remove_questions_of(change.state, agent_id))
-    # Close the open items of the removed participant. Otherwise, conversations would wait for a participant who can no
+    # Close the open items of the removed participant. Otherwise conversations would wait for a participant who can no
     # longer act.
     change.add_writes(close_all_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
@@ -61,7 +61,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     change.run_hooks("removed", agent_id, as_mod=True)
     _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(DisconnectParticipant(agent_id, f"{agent_id} was removed from this network."))
-    # The notice is for no particular channel: everyone who watches presence has to remove the participant from lists.
+    # The notice is for no particular channel. Everyone who watches presence has to remove the participant from lists.
     change.effects.append(NotifyMembership(None, agent_id))
     return {}
 
@@ -80,7 +80,7 @@ def create_token(
 
 
 MAX_LOGINS = 1000
-"""Maximum number of logins that exist at the same time. A used login counts until it expires."""
+"""Maximum number of logins at the same time. A used login counts until it expires."""
 LOGIN_TTL_MS = 600_000
 
 
@@ -117,8 +117,8 @@ def create_login(
 def _check_new_secret(
     change: ChangeSet, agent_id: str, kind: Kind, what: Literal["token", "login"], secret_hash: str
 ) -> dict[str, Any]:
-    """Check that a token or login may be created for an id. Return the warning for the answer. Raises
-    `InvalidArguments`."""
+    """Check that a token or login may be created for an id. Return a dict with the warning for the answer, or an empty
+    dict. Raises `InvalidArguments`."""
     if not is_id(agent_id):
         raise InvalidArguments(f"{agent_id!r} is not an id. Use lower-case letters, digits, '.', '_' and '-'.")
     if len(secret_hash) != 64 or any(char not in "0123456789abcdef" for char in secret_hash):
@@ -138,7 +138,7 @@ def _check_new_secret(
 
 
 def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
-    """Remove logins. Return the number of removed logins that were unused."""
+    """Remove logins. Return how many of them were unused."""
     waiting = sum(not login.used_by and login.expires_at > change.stamp for login in logins.values())
     for key in list(logins):
         change.set_value("login", key, None)
@@ -163,7 +163,7 @@ def revoke_token(
         raise UnknownRecipient(f"{agent_id!r} has no token. network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
     participant = change.state.participant(agent_id)
-    if participant is not None:  # From this row on, the hub stores nothing that old sessions of this participant send.
+    if participant is not None:  # from this row on, the hub stores nothing from this participant's old sessions
         change.set_value("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
     change.effects.append(DisconnectParticipant(agent_id, f"The token of {agent_id} was revoked."))
     return {"revoked": revoked}
@@ -194,7 +194,7 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
         raise InvalidArguments(
             f"There is no token {after[:20]!r}. after must be the hash of the last token that was listed."
         )
-    # Continue after the sort key of the last entry and not at its index, because tokens may have been added since.
+    # Continue after the sort key of the last entry, not at its index, because tokens may have been added since.
     behind = (item for item in table if not places or _token_order(*item) > places[0])
     shown = (
         {
@@ -363,7 +363,7 @@ def _describe(state: State, quotas: Quotas, agent_id: str) -> dict[str, Any]:
 
 
 def _list_storing(state: State) -> list[str]:
-    """Return the ids of all known participants who have stored messages or records."""
+    """Return the ids of all known participants who have stored anything or created a channel."""
     names = {name for table in ("bucket", "stored") for name, _ in state.items(table)}
     names.update(channel.created_by for _, channel in state.items("channel"))
     return [name for name in names if state.participant(name) is not None]
@@ -406,9 +406,9 @@ async def status(reading: Reading) -> dict[str, Any]:
 async def _read_log(reading: Reading, after: int, limit: int) -> tuple[list[Row], dict[str, Any]]:
     """Return rows above ``after``, and the fields `next`, `head` and `damaged` of the answer.
 
-    The ledger commits rows shortly before the hub's state contains them. Rows that the state does not contain yet are
-    left for the next page. Otherwise, `head` could be lower than `next`, and clients would conclude that an older
-    ledger was restored.
+    The ledger commits rows shortly before the hub's state contains them. Rows that are not in the state yet are left
+    for the next page. Otherwise `head` could be lower than `next`, and clients would conclude that an older ledger was
+    restored.
     """
     hub = reading.hub
     stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)

@@ -1,5 +1,6 @@
 """Pages of lists: encoded entries up to `limit` and `max_result_bytes`, and whether more entries follow. No IO, no
-clock."""
+clock.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class ListPage:
         """Add an entry if there is room. Return whether the entry was added."""
         data = encode(entry)
         self._size += len(data) + 1
-        # Accept the first entry at any size. Otherwise, the page could be empty, and the client could never continue.
+        # Accept the first entry whatever its size. Otherwise the page could be empty, and the client could never
+        # continue.
         if self.entries and (len(self.entries) == self._limit or self._size > self._max_bytes):
             self.has_more = True
             return False
@@ -35,8 +37,8 @@ class ListPage:
 
 
 def take_page(entries: Iterable[object], limit: int, max_bytes: int) -> tuple[list[Raw], bool]:
-    """Return the first entries that fit on a page, and whether more entries follow. Stop reading ``entries`` at the
-    first entry that does not fit."""
+    """Return the first entries that fit on a page, and whether more entries follow. ``entries`` is read up to the first
+    entry that does not fit."""
     page = ListPage(limit, max_bytes)
     for entry in entries:
         if not page.add(entry):

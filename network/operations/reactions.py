@@ -1,4 +1,5 @@
-"""Operations about reactions: open reactions, their records, their requests for approval, and their use of tokens.
+"""Operations about reactions: open reactions, their records, their requests for approval, and the tokens that they
+used.
 
 The hub returns the records of agents, and adds up the token counts in them.
 """
@@ -51,7 +52,7 @@ async def open_reactions(
         if agent_id is None
         else state.reactions_of(agent_id).values()
     )
-    # Select the oldest reactions without sorting all of them, because an operator may request the open reactions of the
+    # Select the oldest reactions without sorting all of them, because an operator may ask for the open reactions of the
     # whole network.
     oldest = nsmallest(
         limit + 1, (reaction for reaction in named if reaction.seq > after), key=lambda reaction: reaction.seq
@@ -83,10 +84,10 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
             head = heads.get(request.seq)
             if head is None or not request.may_be_shown(reading, head):
                 continue
-            # Read messages one by one, and only those of requests that are shown, because messages may be large.
+            # Read messages one by one, and only for requests that are shown, because messages may be large.
             row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
-            # Skip the request if its message is gone or damaged, because nobody could decide on a request that cannot
-            # be shown.
+            # Skip the request if its message is missing or damaged. Nobody could decide on a request that cannot be
+            # shown.
             if row is None or row.is_damaged:
                 continue
             thread_id = request.thread_id if request.reads_trigger else head.thread_id
@@ -97,7 +98,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
 
 
 class ListedRequest(NamedTuple):
-    """Message in which an open reaction asks a person for a decision. Sorted by seq and agent."""
+    """A message in which an open reaction asks a person for a decision. Sorted by seq and agent."""
 
     seq: int
     agent_id: str
@@ -109,8 +110,8 @@ class ListedRequest(NamedTuple):
     details: Mapping[str, Any]
 
     def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
-        """Return whether the caller may see the request. Approvers who cannot read the reaction's trigger see the
-        request too, because the agent has sent them a copy."""
+        """Return whether the caller may see the request. Approvers who cannot read the reaction's trigger may see it
+        too, because the agent has sent them a copy."""
         if head.sender_id != self.agent_id:
             return False
         if (reading.origin.agent_id, self.seq) in self.wait.copies:
@@ -118,7 +119,7 @@ class ListedRequest(NamedTuple):
         return self.reads_trigger and reads(reading, head)
 
     def describe_rights(self, reading: Reading, head: MessageHead) -> dict[str, Any]:
-        """Return whether the caller may decide, and in which way: by a reply or by an operation."""
+        """Return whether the caller may decide, and how: with a reply or with an operation."""
         origin, wait = reading.origin, self.wait
         is_person, is_reader = origin.kind == "human", reads_as_itself(reading, head)
         may_decide = partial(wait.may_decide, origin.agent_id, is_reader=is_reader)
@@ -134,12 +135,12 @@ class ListedRequest(NamedTuple):
 
 def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
     """Return the messages above ``after`` in which open reactions ask a person for a decision, by seq. Only the current
-    waits of open reactions count. All other claims in records are ignored, because an agent may write any number of
-    claims."""
+    waits of open reactions count. Other claims in records are ignored, because an agent may write any number of
+    them."""
     requests: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
         if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
-            continue  # Skip the request, because a decision could not continue its reaction.
+            continue  # skip the request, because a decision could not continue its reaction
         reads_trigger = reads(reading, opened.trigger_head)
         for call, wait in opened.awaits.items():
             seq = wait.find_request(reading.origin.agent_id)
@@ -186,7 +187,7 @@ def decide(
     if wait is None:
         raise InvalidArguments(f"#{seq} does not wait for a decision, or no longer does.")
     is_reader = may_read(state, origin.agent_id, head)
-    # Refuse a second vote by the same person, because it must not count as another person's vote.
+    # Refuse a second vote of the same person, because two approvals must come from two people.
     if origin.agent_id in wait.voters:
         raise InvalidArguments(
             f"{origin.agent_id} has already approved #{seq}. It waits for another person's approval."
@@ -201,8 +202,8 @@ def decide(
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
-    # Send the decision in the name of the network and not of the person. The agent can then trust that the hub has
-    # checked the person's right.
+    # Send the decision in the name of the network, not of the person. The agent can then trust that the hub has checked
+    # the person's right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
     change.add_row(row, open_delivery(change.rules.limits, state, row.head) if row.head is not None else ())
     return {"seq": row.seq}
@@ -274,7 +275,7 @@ async def approvers(
 
 
 async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[str]:
-    """Return the people who wrote one of these messages or a message that caused one of them."""
+    """Return the people who wrote one of these messages or one of the messages that caused them."""
     requesters: set[str] = set()
     visited: set[int] = set()
     waiting = {head.seq: head for head in heads}
@@ -285,7 +286,7 @@ async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[st
         causes = {head.cause for head in waiting.values() if head.cause is not None} - visited
         causes |= {
             head.root for head in waiting.values()
-        } - visited  # The chain may be too long, or retention may have deleted a part of it.
+        } - visited  # the chain may be too long, or retention may have deleted a part of it
         waiting = await reading.hub.ledger.heads(causes) if causes else {}
     return requesters
 
@@ -306,7 +307,7 @@ async def records(
         for row in rows:
             after = row.seq
             if row.is_damaged and not origin.is_operator:
-                # Raise an error, because an agent that continued with an incomplete journal would repeat actions.
+                # Raise an error. An agent that continued with an incomplete journal would repeat actions.
                 raise InternalError(
                     f"The record {row.seq} of the reaction {reaction!r} is damaged in the hub's ledger, so the progress "
                     "of the reaction is unknown. Tell the hub's operator."
@@ -381,7 +382,7 @@ async def usage(
     if agent_id is None:
         return {"agent_id": None, "calls": [], "reactions": {}, "has_more": False, "next_agent": None}
     rows: list[Row] = []
-    # The pages of the record kinds end at different seqs, so report only up to the lowest of these seqs.
+    # The pages of the record kinds end at different seqs. Report only up to the lowest of these seqs.
     until: int | None = None
     for kind in sorted(USAGE_KINDS):
         # Divide the available size among the kinds, because the pages of all kinds are in memory at the same time.
@@ -391,11 +392,11 @@ async def usage(
         if page.has_more:
             last = page.rows[-1].seq
             until = last if until is None else min(until, last)
-    # Merge the pages of the kinds by seq, because each kind was read separately.
+    # Each kind was read separately, so merge the pages by seq.
     rows = sorted(
         (row for row in rows if (until is None or row.seq <= until) and not row.is_damaged), key=lambda row: row.seq
     )
-    # The other half of the size is reserved for the reactions.
+    # Use only half of the size for the calls. The other half is for the reactions.
     calls = ListPage(limit, hub.limits.max_result_bytes // 2)
     reactions: set[str] = set()
     for row in rows:
@@ -415,13 +416,13 @@ async def usage(
 def _describe_claims(
     reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
 ) -> dict[str, Any]:
-    """Return the token counts of each agent. The result names agents who can read the given message. All other agents
-    get a number instead, because the caller must not learn that they take part."""
+    """Return the token counts of each agent. Agents who can read the given message are named. Other agents get a number
+    instead, because the caller must not learn that they take part."""
     state, origin = reading.hub.state, reading.origin
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):
         is_named = origin.is_operator or agent_id == origin.agent_id or may_read(state, agent_id, head)
-        # Number the agents in the order of their first report, so that the numbers stay the same in later calls.
+        # Number the agents in the order of their first report, so that later calls use the same numbers.
         sums[agent_id if is_named else f"~{number}"] = _write(spent)
     return sums
 
@@ -435,14 +436,14 @@ def _write_one(used: TokenUsage) -> dict[str, int]:
 
 
 def _next_agent(reading: Reading, after: str) -> str | None:
-    """Return the id of the next agent after the given one, or None. Removed agents are included."""
+    """Return the id of the next agent after the given id, or None. Removed agents are included."""
     ids = (key for key, it in reading.hub.state.items("participant") if it.kind == "agent" and key > after)
     return min(ids, default=None)
 
 
 def describe_call(row: Row, body: object) -> dict[str, Any]:
-    """Return a description of a model call without its texts: time, turn, model, tokens, and the names of the called
-    tools."""
+    """Return a description of a model call without its texts: its time, turn, model, tokens, and the names of the tools
+    that it called."""
     body = body if isinstance(body, dict) else {}
     reply = body.get("reply")
     reply = reply if isinstance(reply, dict) else {}
@@ -474,11 +475,11 @@ def _text(value: object) -> str:
 
 
 async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
-    """For each of these reactions, return its trigger, the trigger's thread and root, and the reaction that sent the
+    """Return, for each of these reactions, its trigger, the trigger's thread and root, and the reaction that sent the
     trigger.
 
-    The result contains only data that the log still contains, and only if the caller may read the trigger and its
-    cause. Only the agent's own records are used, because any agent may write records under any reaction id.
+    The result contains only data that is still in the log, and only if the caller may read the trigger and its cause.
+    Only the agent's own records are used, because any agent may write records under any reaction id.
     """
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):

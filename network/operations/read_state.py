@@ -1,8 +1,8 @@
 """The operation that changes read states, and the fields of thread lists that depend on read states.
 
 The last message and the unread messages of a thread include only messages that the caller may read. For operators, a
-message counts as unread only if they could also read it without operator rights. Messages of all other conversations
-are not addressed to them.
+message counts as unread only if they could read it without operator rights too. Messages of other conversations are not
+addressed to them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_LINE_CHARS = 200
 MAX_UNREAD = 100
 """Maximum number of unread messages that are counted per thread."""
 UNREAD_LOOKED_AT = 200
-"""Number of a thread's newest messages that are checked for unread messages."""
+"""Number of a thread's newest messages among which unread messages are counted."""
 THREADS_AT_ONCE = 16
 """Number of threads whose unread messages are counted before other tasks of the event loop may run."""
 
@@ -48,17 +48,17 @@ def mark(
     store the caller's own title for the thread. Omitted fields stay unchanged; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
-    # A thread without a stored entry counts as read up to the position of the entries that were evicted.
+    # A thread without a stored entry counts as read up to the highest position of the evicted entries.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    # Never move the position back, because devices report in any order. Never move the position beyond the newest row,
-    # because later messages would then count as read.
+    # Never move the position back, because devices report in any order. Never move it beyond the newest row, because
+    # later messages would then count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
     )
     description = describe_read_state(changed)
-    # Change nothing if the state stays the same. Otherwise, each repeated report would wake the other devices.
+    # Change nothing if the state stays the same. Otherwise each repeated report would wake the other devices.
     if changed != before or thread_id not in marks:
         store_read_state(change, thread_id, changed)
         origin = change.origin
@@ -87,10 +87,10 @@ def _upto_without(states: Mapping[str, ReadState]) -> int:
 
 
 async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """For each of these threads, return the number of unread messages from other participants, at most `MAX_UNREAD`.
+    """Return, for each of these threads, the number of unread messages from other participants, at most `MAX_UNREAD`.
 
-    ``marks`` contains the caller's read states. ``newest`` contains the seq of the last message that the list shows for
-    each thread. Later messages are not counted.
+    ``marks`` contains the caller's read states. ``newest`` maps each thread to the seq of the last message that the
+    list shows. Later messages are not counted.
     """
     rest, names = _upto_without(marks), list(newest)
     counts: dict[str, int] = {}
@@ -112,7 +112,7 @@ def _is_unread(reading: Reading, head: MessageHead) -> bool:
 
 
 def describe_message_line(row: Row) -> dict[str, Any]:
-    """Return the description of a message for a list, with its text truncated to one line."""
+    """Return the description of a message for a list. Its text is cut to one line."""
     message = decode_json(row.data)
     return {
         "seq": row.seq,
@@ -124,22 +124,22 @@ def describe_message_line(row: Row) -> dict[str, Any]:
 
 
 def describe_thread_message(row: Row) -> dict[str, Any]:
-    """Return the same description as `describe_message_line`, but describe a request for approval by the name of its
-    tool.
+    """Return the same description as `describe_message_line`, except for a request for approval, whose text is replaced
+    by the name of its tool.
 
-    The text of a request begins with JSON arguments, which are not helpful in a title or a list.
+    The text of a request begins with JSON arguments, which do not help in a title or a list.
     """
     line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
-    # Use the metadata only in messages of agents, because people could also write it.
+    # Use the metadata only in messages of agents, because people could also write such metadata.
     if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
         line["text"] = format_line(f"Approval request: {tool}")
     return line
 
 
 def format_line(text: str) -> str:
-    """Return a text as one line of at most `MAX_LINE_CHARS`."""
-    # Split only the beginning of the text, because the text may have megabytes. Keep much more than one line, because
-    # the beginning may contain much white space.
+    """Return a text as a single line of at most `MAX_LINE_CHARS`."""
+    # Split only the beginning of the text, because the text may have megabytes. Use much more than one line, because
+    # the beginning may be mostly white space.
     return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

@@ -1,5 +1,6 @@
 """The context of a reading operation: the caller, the hub's interface for reads, and the rules that decide who may read
-what."""
+what.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ CostGroup: TypeAlias = Literal["agent", "model", "thread", "root", "reaction", "
 
 
 class CallSelection(Struct, frozen=True):
-    """Filter that selects the model calls whose costs are added up. A field that is None selects all calls. ``since``
-    is in milliseconds since the Unix epoch."""
+    """Filter for the model calls whose costs are added up. A field that is None selects all calls. ``since`` is in
+    milliseconds since the Unix epoch."""
 
     agent_id: str | None = None
     thread_id: str | None = None
@@ -47,7 +48,7 @@ class AgentSupervisor(Protocol):
 
 
 class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """Token counts of one model call that determine its price."""
+    """The token counts of one model call, from which its price is computed."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt_tokens: TokenCount = 0
@@ -66,15 +67,15 @@ class PriceList(Protocol):
 
 
 Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Function that calls a reading operation of ``network.*`` by its name with arguments. The call has the rights of the
-caller who has called the surrounding operation."""
+"""Function that calls a reading operation of ``network.*``, given its name and its arguments. The call has the rights
+of the original caller."""
 
 
 class RunReader(Protocol):
     """Interface to code that explains runs from their records. The network itself does not interpret the bodies of
     records.
 
-    The reader reads data only through ``call``, so it sees only what the caller may see. Each method returns a JSON
+    The reader gets data only through ``call``, so it sees only what the caller may see. Each method returns a JSON
     value of at most about ``max_bytes`` bytes.
     """
 
@@ -88,8 +89,8 @@ class RunReader(Protocol):
 
 
 class ReadPermit(Protocol):
-    """Slot of one read in the read budget. A read can release its slot while it waits, and acquire a slot again
-    afterwards."""
+    """The share of one read in the read budget. A read can release its share while it waits, and then acquire it
+    again."""
 
     async def acquire(self) -> None: ...
 
@@ -164,7 +165,7 @@ class HubView(Protocol):
 
 
 class Reading(Struct, frozen=True):
-    """First argument of a reading operation, which contains the caller and the hub."""
+    """First argument of a reading operation. It contains the caller and the hub."""
 
     origin: Origin
     hub: HubView
@@ -173,59 +174,58 @@ class Reading(Struct, frozen=True):
 
     @property
     def blobs(self) -> BlobStore:
-        """Blob store of the node. Raises `Forbidden` if the node has no blob store."""
+        """The blob store of the node. Raises `Forbidden` if the node has no blob store."""
         if self.hub.blobs is None:
             raise Forbidden("This node follows and has no files. Read them from the node that leads.")
         return self.hub.blobs
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until a row after ``seq`` is committed, or until the timeout. During the wait, other reads may use the
-        slot of this read in the read budget."""
+        """Wait until a row after ``seq`` is committed, or until the timeout. Other reads may use this read's share of
+        the read budget during the wait."""
         if self.place is not None:
-            # Release the slot, because the wait may be long. Otherwise, a few waiting callers would block all other
-            # reads.
+            # The wait may be long, so release the share. Otherwise a few waiting callers would block all other reads.
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
         if self.place is not None:
-            # Acquire a slot before the read continues, because the read will use the ledger and create a result.
+            # Acquire the share before the read continues, because the read will use the ledger and create a result.
             await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message for the caller after ``after``, or until the timeout. During the wait,
-        other reads may use the slot of this read in the read budget."""
+        """Wait until there may be a message for the caller after ``after``, or until the timeout. Other reads may use
+        this read's share of the read budget during the wait."""
         if self.place is not None:
-            # Release the slot during the wait, for the same reason as in `wait_beyond`.
+            # Release the share during the wait, for the same reason as in `wait_beyond`.
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
         if self.place is not None:
             await self.place.acquire()
 
     async def wait_for_change(self, root: int, timeout_s: float) -> None:
-        """Wait until an item of a conversation was opened or closed, or until the timeout. During the wait, other reads
-        may use the slot of this read in the read budget."""
+        """Wait until an item of a conversation was opened or closed, or until the timeout. Other reads may use this
+        read's share of the read budget during the wait."""
         if self.place is not None:
-            # Release the slot during the wait, for the same reason as in `wait_beyond`.
+            # Release the share during the wait, for the same reason as in `wait_beyond`.
             self.place.release()
         await self.hub.wait_for_change(root, timeout_s)
         if self.place is not None:
             await self.place.acquire()
 
     async def take_turns(self) -> None:
-        """Release this read's slot in the read budget for other reads, and acquire a slot again. Raises
-        `CancelledError` if the caller's session has ended, so that an operation with many reads stops."""
+        """Let other reads use this read's share of the read budget, and then acquire it again. Raises `CancelledError`
+        if the caller's session has ended, which stops an operation with many reads."""
         if self.place is not None:
             self.place.release()
             await self.place.acquire()
 
     def get(self, key: str) -> Any:
         """Return the JSON value that the mod has stored under a key, or None."""
-        # The id of the mod is a part of the key, so that no mod can read the values of another mod.
+        # The id of the mod is part of the key, so no mod can read the values of another mod.
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
 
     def items(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the keys of the mod that begin with ``prefix`` and are greater than ``after``, in ascending order, with
-        their values. Do not await anything during the iteration."""
+        """Yield the mod's keys that begin with ``prefix`` and are greater than ``after``, ascending, with their values.
+        Do not await anything during the iteration."""
         own = f"{self.mod_id}/"
         start = own + prefix
         for key, raw in self.hub.state.ascending("mod", max(own + after, start)):
@@ -239,8 +239,8 @@ class Reading(Struct, frozen=True):
         return msgspec.json.decode(raw) if raw is not None else None
 
     async def list_cold(self, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Return the cold keys of the mod that begin with ``prefix`` and are greater than ``after``, in ascending
-        order, with their values."""
+        """Return the mod's cold keys that begin with ``prefix`` and are greater than ``after``, ascending, with their
+        values."""
         own = f"{self.mod_id}/"
         values = await self.hub.ledger.cold("mod_cold", own + prefix, limit, after=own + after)
         return [(key.removeprefix(own), msgspec.json.decode(raw)) for key, raw in values]
@@ -252,7 +252,7 @@ class Reading(Struct, frozen=True):
 
 
 def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
-    """Return whether the caller may read a message without operator rights."""
+    """Return whether the caller may read a message without using operator rights."""
     return may_read(reading.hub.state, reading.origin.agent_id, head)
 
 
@@ -263,9 +263,9 @@ def reads(reading: Reading, head: MessageHead | None) -> bool:
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
-    """Return the participant whose data a call may read: the caller, or the participant whom an operator names. The
-    result None means all participants. Raises `Forbidden` with the text ``refusal``."""
-    # An operator who names no participant gets the data of all participants. All other callers get their own data.
+    """Return the participant whose data a call may read: the caller, or the participant whom an operator names. None
+    stands for all participants. Raises `Forbidden` with the text ``refusal``."""
+    # An operator who names no participant gets the data of all participants. Other callers get only their own data.
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

@@ -2,7 +2,7 @@
 
 `receive` returns the messages that the hub would deliver to a session. `acknowledge` and `nack` report which of these
 messages were handled and which failed. The reports are durable and ordered in the log. All three operations use the
-single ack cursor of the participant. Therefore a client may poll today and connect tomorrow.
+participant's single ack cursor, so a client may poll today and connect tomorrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reading import Reading
 from .views import Limit
 
 ROWS = 256
-"""Number of rows that are read from the ledger at once."""
+"""Number of rows that are read from the ledger in one step."""
 
 
 async def receive(
@@ -54,7 +54,7 @@ async def receive(
     while not batch.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(batch.position, left_s)
         await batch.read_on()
-    # Count messages as delivered only after the answer is complete, because some messages may not have fitted.
+    # Count messages as delivered only after the answer is complete, because some may not have fitted.
     if not peek:
         hub.mark_delivered(agent_id, batch.position, batch.seqs if after is None else None)
     extra = {"damaged": batch.damaged} if batch.damaged else {}
@@ -62,7 +62,7 @@ async def receive(
 
 
 class _Batch:
-    """Messages for the answer of one call. ``position`` is the seq up to which the messages are complete."""
+    """The messages for the answer of one call. The answer is complete up to the seq ``position``."""
 
     def __init__(self, reading: Reading, after: int | None, limit: int, *, is_open: bool) -> None:
         agent_id = reading.origin.agent_id
@@ -70,8 +70,8 @@ class _Batch:
         self.seqs: list[int] = []
         self.damaged: list[int] = []
         cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """Seqs of unhandled messages below the cursor. These messages are read one by one, because most messages
-        between them are handled."""
+        """Seqs of unhandled messages below the cursor. They are read one by one, because most messages between them are
+        already handled."""
         self.position = self._below[0] - 1 if self._below else cursor
         self._cursor = cursor
         self._hub = reading.hub
@@ -87,7 +87,7 @@ class _Batch:
         """Add messages after ``position`` until the answer is full or the log ends."""
         hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
         participant = hub.state.participant(agent_id)
-        if participant is None:  # The participant has been removed since the call began.
+        if participant is None:  # the participant was removed after the call began
             return
         if self._below and not await self._read_below():
             return
@@ -118,7 +118,7 @@ class _Batch:
     def _add(self, row: Row) -> bool:
         """Add a row if it is a message for the caller. Return False if the row does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        # Skip a message that waits for its retry. The message is not handled, but its retry is not due yet.
+        # Skip a message that waits for its retry. It is not handled, but its retry is not due yet.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:
@@ -162,7 +162,7 @@ def nack(
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
     tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
-    # Apply the same limit as for the frame `nack`, because each failed message requires a stored attempt and a timer.
+    # Apply the same limit as for the frame `nack`, because each failed message needs a stored attempt and a timer.
     if len(tried) >= limits.max_put_off and seq not in tried:
         raise RateLimited(
             f"{len(tried)} failed messages of {change.origin.agent_id} are not handled yet, the maximum (max_put_off). "
@@ -174,8 +174,8 @@ def nack(
 
 
 def _is_handled(change: ChangeSet, seq: int) -> bool:
-    """Return whether the caller has handled a message. A dead letter that was restored is unhandled even if it is below
-    the ack cursor."""
+    """Return whether the caller has handled a message. A restored dead letter is unhandled even if it is below the ack
+    cursor."""
     attempt = change.state.attempts(change.origin.agent_id).get(seq)
     return change.state.ack_cursor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 
@@ -185,7 +185,7 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
-        # Use the same error for missing messages, so that an agent cannot find out which seqs are messages.
+        # Raise the same error for missing messages, so that an agent cannot find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
                 f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."

@@ -1,4 +1,4 @@
-"""The operation that lists the screens of a hub's mods. Web pages and terminal UIs display these screens."""
+"""The operation that lists the screens of a hub's mods. The web page and the terminal UI display these screens."""
 
 from __future__ import annotations
 

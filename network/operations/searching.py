@@ -1,6 +1,6 @@
-"""The operation ``network.search``: finds messages that contain certain words. The search shows only messages that the
-caller may read. With a trigger, the search shows only messages that may enter the prompt of the reaction
-(`views.View`)."""
+"""The operation ``network.search``: finds messages that contain given words. It shows only messages that the caller may
+read. With a trigger, it shows only messages that may enter the prompt of the reaction (`views.View`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_QUERY_CHARS = 1000
 MAX_TERMS = 32
 MAX_EXAMINED = 4000
-"""Maximum number of matching messages that one call checks if few of them may enter the prompt."""
+"""Maximum number of matching messages that one call checks, even if few of them may be shown."""
 
 
 async def search(
@@ -68,7 +68,7 @@ async def search(
     origin, state, room = reading.origin, reading.hub.state, reading.hub.limits.max_result_bytes
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
-    # Ignore operator rights if there is a trigger, because a prompt shows only messages that the agent itself may read.
+    # With a trigger, ignore operator rights, because a prompt shows only messages that the agent itself may read.
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
     search = _Search(reading, view, parsed, spans, thread_id, begin, limit)
     if view.trigger is None:
@@ -83,7 +83,7 @@ async def search(
 
 
 class _Search:
-    """Rows that one search call has found, oldest first, and the position at which the next call continues."""
+    """The rows that one search call has found, oldest first, and the position at which the next call continues."""
 
     def __init__(
         self,
@@ -129,17 +129,17 @@ class _Search:
             self.has_more = page.has_more and (self.before is None or self.before > self._begin)
 
     async def find_for_prompt(self, trigger: MessageHead, spans: Sequence[Span], before: int) -> None:
-        """Find matching rows that may enter the prompt for ``trigger``. The heads decide which rows are read, and most
-        heads are in memory. Otherwise, the search would read thousands of matching messages from conversations with
-        other people."""
+        """Find matching rows that may enter the prompt for ``trigger``. The heads of messages decide which rows are
+        read, and most heads are in memory. Otherwise the search would read thousands of matching messages from
+        conversations with other people."""
         self.before = before
         if self._view.shows_own_thread_alone and self._thread_id not in (None, trigger.thread_id):
             self.has_more = False
             return
         stream = trigger.thread_id if self._view.shows_own_thread_alone else self._thread_id
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
-        # Use the same cache as `network.window`. A tool usually searches during a reaction whose window has just loaded
-        # these heads.
+        # Use the same cache as `network.window`. A tool usually searches during a reaction, and the reaction's window
+        # has just loaded these heads.
         recent = await self._reading.hub.recent.inbox(ledger, spans, agent_id, trigger.seq, SCANNED)
         looked, size = 0, self._limit + 1
         while self.has_more and looked < MAX_EXAMINED and not self._is_full:
@@ -162,13 +162,13 @@ class _Search:
                     if is_within(candidate, spans, agent_id, self._thread_id) and holds(candidate, self._query.terms)
                 )
                 self.before = chosen[-1]
-            # If the page is full in the middle of a batch, the next call must continue after the last row that was
+            # If the page became full in the middle of a batch, the next call must continue after the last row that was
             # shown.
             self.before = seqs[-1] if seqs and not admitted else self.before
             self.has_more = bool(admitted) or (has_more and self.before > self._begin)
 
     async def _admit(self, seqs: Sequence[int], recent: NewestHeads) -> list[int]:
-        """Return the seqs of the messages that may be shown. Only their heads are checked."""
+        """Return the seqs of those messages that may be shown. Only the heads of the messages are checked."""
         oldest = recent.seqs[0] if recent.has_older else 0
         old = [candidate for candidate in seqs if candidate < oldest]
         older = await self._reading.hub.ledger.heads(old) if old else {}
@@ -179,7 +179,7 @@ class _Search:
             if seq >= oldest:
                 group = recent.find_group(seq)
                 is_shown = group is not None and self._view.shows_group(group)
-                # All messages of a group have the same sender, so the head of the group is sufficient.
+                # All messages of a group have the same sender, so the head of the group is enough.
                 head = group.head if group is not None else None
             else:
                 head = older.get(seq)
@@ -189,17 +189,16 @@ class _Search:
         return admitted
 
     async def _add(self, rows: Iterable[Row]) -> None:
-        """Add the rows that match the query. The rows must be older than those of earlier calls."""
+        """Add those rows that match the query. They must be older than the rows of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
-        # Insert the rows at the front, because each round finds older messages than the previous round.
+        # Insert the rows at the front, because each round finds older messages than the round before.
         self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
-    """Return the seq of the first row that was stored at a given time (ms) or later. The times of rows never decrease,
-    so a binary search finds the row."""
-    # Use a binary search, because there is no index by time. An index by time would require an additional write for
-    # every message.
+    """Return the seq of the first row that was stored at or after a time (ms). The times of rows never decrease, so a
+    binary search finds it."""
+    # There is no index by time, because it would require an additional write for every message.
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""The standing of an agent in a conversation: the answers that the agent owes, the participants it waits for, and the
+"""The standing of an agent in a conversation: the answers that it owes, the participants for whom it waits, and the
 rest of the budget. ``network.window`` adds the standing to the messages of a prompt if it is not empty.
 
-The module mainly uses tables in memory. Heads and the budget are read from the ledger only if there is something to
-show, so that an ordinary prompt needs no additional reads.
+This module mainly uses tables in memory. It reads heads and the budget from the ledger only if there is something to
+show, so an ordinary prompt needs no additional reads.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PromptAdmission(Protocol):
-    """Interface to the rule that decides which messages may enter the prompt for ``trigger`` (implemented by
-    `views.View`)."""
+    """The rule that decides which messages may enter the prompt for ``trigger``. Implemented by `views.View`."""
 
     trigger: MessageHead | None
     required: frozenset[str]
@@ -42,19 +41,20 @@ class PromptAdmission(Protocol):
 MAX_SHOWN = 3
 """Maximum number of entries in each part of a standing: owed answers, awaited participants, and sentences from mods."""
 LOW_SHARE = 4
-"""Divisor of the budget: a prompt shows the rest when at most 1/4 of the messages or of the tokens is left."""
+"""Divisor of the budget. A prompt shows the rest of the budget if at most 1/4 of the messages or of the tokens is
+left."""
 
 
 async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:
-    """Return the standing of the caller at the view's trigger. The standing includes only messages from before the
-    trigger that may enter the prompt."""
+    """Return the standing of the caller at the view's trigger. It includes only messages before the trigger that may
+    enter the prompt."""
     trigger = view.trigger
     assert trigger is not None, "a standing has a trigger"
     state, caller = reading.hub.state, reading.origin.agent_id
     owed: dict[int, int] = {}
     for reaction in state.reactions_of(caller).values():
         head = reaction.trigger_head
-        # An answer is owed only for a direct message or a message from a person.
+        # An answer is owed only to a direct message or to a message from a person.
         if head.seq < trigger.seq and (head.kind == "direct" or head.sender_kind == "human"):
             owed[head.seq] = reaction.at
     awaited: dict[int, tuple[int, list[str]]] = {}
@@ -88,8 +88,8 @@ async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str
     if not view.shows_own_thread_alone and (lines := _ask_mods(reading, trigger, view.required)):
         found["lines"] = lines
     limits = reading.hub.limits
-    # Read the budget only if it can be nearly used up. A conversation cannot have more messages than the log has rows
-    # since its root. A few messages can use any number of tokens.
+    # Read the budget only if it may be nearly used up. A conversation cannot have more messages than the log has rows
+    # since its root. But a few messages can use any number of tokens.
     is_long = trigger.seq - trigger.root >= limits.max_root_messages - limits.max_root_messages // LOW_SHARE
     if is_long or limits.max_root_tokens is not None:
         budget = await _find_budget(reading, trigger.root)
@@ -117,7 +117,7 @@ def _ask_mods(reading: Reading, trigger: MessageHead, listeners: frozenset[str])
         if mod.overrides("standing"):
             try:
                 lines += mod.standing(msgspec.structs.replace(reading, mod_id=mod.id), trigger, listeners)
-            # Continue without the sentences of this mod, because an incomplete prompt is better than none.
+            # Continue without this mod's sentences, because an incomplete prompt is better than none.
             except Exception:
                 log.exception("a mod's standing hook failed", extra={"mod": mod.id})
     return lines[:MAX_SHOWN]

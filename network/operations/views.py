@@ -1,8 +1,8 @@
 """Operations that show views of a conversation. ``history`` shows a thread, and ``window`` shows the messages of an
 agent's prompt. ``why`` shows the causes of a message up to the root, and ``impact`` shows its effects.
 
-Without a ``trigger``, a caller sees the messages that the caller may read. With a ``trigger``, the caller sees the
-messages that may enter the prompt of an agent's reaction to this message. `View` implements both rules.
+Without a ``trigger``, a caller sees the messages that it may read. With a ``trigger``, it sees the messages that may
+enter the prompt of an agent's reaction to this message. `View` implements both rules.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from .window_size import WindowSize, is_alone
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
-"""Number of rows that are read from the ledger at once."""
+"""Number of rows that are read from the ledger in one step."""
 MAX_WINDOW_THREADS = 100
 SCANNED = 4000
 """Maximum number of readable messages that a window examines to find threads besides the trigger's thread."""
 THREADS_AT_ONCE = 32
-"""Number of threads whose heads a window reads at once."""
+"""Number of threads whose heads a window reads in one step."""
 ROWS_AT_ONCE = 16
-"""Number of messages that a window reads at once. This number is small because messages may be large."""
+"""Number of messages that a window reads in one step. The number is small because messages may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
 """Placeholder for a message that was deleted before its row was read."""
 SCANNED_ROWS = 2000
-"""Maximum number of rows that one call of `impact` scans. Without this limit, a call could scan the whole log, because
-there is no index of the messages that follow from a message."""
+"""Maximum number of rows that one call of `impact` scans. There is no index of the messages that follow from a message,
+so without this limit, a call could scan the whole log."""
 
 
 # --- visibility
 
 
 class View:
-    """Visibility rule of one call: everything that the caller may read, or only messages that may enter the prompt of
-    the caller's reaction."""
+    """The rule that decides which messages one call shows: all messages that the caller may read, or only messages that
+    may enter the prompt of the caller's reaction."""
 
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
         self.until = until
-        """Newest seq that may be shown: the seq of the trigger, or the seq that the call has requested. The value is
-        None without a trigger."""
+        """Newest seq that may be shown: the seq of the trigger, or a later seq that the call has requested. None
+        without a trigger."""
         self.filters: list[PromptFilter] = []
         self.required: frozenset[str] = frozenset()
         """People who must be able to read every message that is shown."""
@@ -65,21 +65,21 @@ class View:
         """Heads of the messages to which labels refer, by seq. Each head is read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
         self._own_thread: str | None = None
-        """Thread of the trigger if no other thread may be shown, otherwise None. The thread is checked separately,
-        because the decisions in `_groups` do not depend on it."""
+        """Thread of the trigger if no other thread may be shown, otherwise None. It is checked separately, because the
+        decisions in `_groups` do not depend on it."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
-        """Return whether only the trigger's own thread may be shown."""
+        """Whether only messages of the trigger's own thread may be shown."""
         return any(rule.visibility == "current" for rule in self.filters)
 
     async def load(self, heads: Iterable[MessageHead]) -> None:
-        """Read all data that is needed to decide on these messages, with one read."""
+        """Read everything that is needed to decide on these messages, in one step."""
         if self.trigger is None:
             return
         by_seq = {head.seq: head for head in heads}
         self._labels |= by_seq
-        # Do not use a set difference with the keys, because this would iterate over all known labels.
+        # Do not use a set difference with the keys, because it would iterate over all known labels.
         missing = {head.label for head in by_seq.values() if head.label not in self._labels}
         if missing:
             self._labels |= await self._reading.hub.ledger.heads(missing)
@@ -90,7 +90,7 @@ class View:
         label = self._labels.get(head.label)
         if label is None and reads_as_itself(self._reading, head):
             label = await _find_label(self._reading, head)
-            # If the seqs differ, the labeled message is gone or damaged. Each message is then its own label.
+            # If the seqs differ, the labeled message is missing or damaged. Each message is then its own label.
             if label.seq == head.label:
                 self._labels[head.label] = label
         return self._admits(head, label or head)
@@ -102,7 +102,7 @@ class View:
         return all(rule.admits(head, label) for rule in self.filters)
 
     def shows_group(self, group: HeadGroup | None) -> bool:
-        """Return whether the messages of a group may be shown. Only their heads are checked."""
+        """Return whether the messages of a group may be shown. Only the heads of the messages are checked."""
         if self._own_thread is not None and group is not None and group.thread_id != self._own_thread:
             return False
         if group is None or (group.parties is not None and not self.required <= group.parties):
@@ -113,11 +113,11 @@ class View:
         return shown
 
     def excludes_group(self, group: HeadGroup) -> bool:
-        """Return whether it is certain that no message in the thread of a group can be shown."""
+        """Return whether certainly no message in the thread of a group can be shown."""
         return group.is_settled and group.parties is not None and not self.required <= group.parties
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread is enough to know that none of its messages can be shown."""
+        """Return whether the id of a thread alone shows that none of its messages can be shown."""
         return any(rule.excludes(thread_id) for rule in self.filters)
 
     async def choose(self, rows: Iterable[Row]) -> list[Row]:
@@ -130,10 +130,11 @@ class View:
 async def open_view(
     reading: Reading, trigger: int | None, visibility: Visibility | None = None, until: int | None = None
 ) -> View:
-    """Return the view of a call. With a ``trigger``, it is the view of the reaction to that message.
+    """Return the view of a call. With a ``trigger``, it is the view of the reaction to this message.
 
-    ``visibility`` can only restrict what the agent's card and the network allow. ``until`` also includes later messages
-    up to this seq, for the same audience. Raises `UnknownMessage` for a trigger that the caller may not read.
+    ``visibility`` can only restrict what the agent's card and the network allow. With ``until``, the view also includes
+    later messages up to this seq, for the same audience. Raises `UnknownMessage` for a trigger that the caller may not
+    read.
     """
     if trigger is None:
         return View(reading)
@@ -149,8 +150,7 @@ async def open_view(
 
 async def find_message(reading: Reading, seq: int, field: str, view: View | None = None) -> MessageHead:
     """Return the head of a message that the caller may read, or that ``view`` shows. Raises `UnknownMessage` if the
-    message is missing or hidden. The text of the error is the same in both cases, so callers cannot learn which seqs
-    exist."""
+    message is missing or hidden. The error text is the same in both cases, so callers cannot learn which seqs exist."""
     head = (await reading.hub.ledger.heads([seq])).get(seq)
     if head is None or not await (view or View(reading)).shows(head):
         raise UnknownMessage(
@@ -160,9 +160,9 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
 
 
 async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
-    """Return the participants who may see everything that a tool reads during the reaction to a message. Return an
-    empty set without a trigger, and if the visibility is ``all``. Raises `UnknownMessage` for a trigger that the caller
-    may not read."""
+    """Return the participants who may see everything that a tool reads during the reaction to a message. The set is
+    empty without a trigger, and if the visibility is ``all``. Raises `UnknownMessage` for a trigger that the caller may
+    not read."""
     if trigger is None:
         return frozenset()
     head = await find_message(reading, trigger, "trigger")
@@ -178,7 +178,7 @@ async def _find_label(reading: Reading, head: MessageHead) -> MessageHead:
 
 
 def _visibility(reading: Reading) -> Visibility:
-    """Return the visibility that the agent's card requests. Without a request, return the visibility of the network."""
+    """Return the visibility that the agent's card requests, or else the visibility of the network."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is not None and participant.card is not UNSET:
         card = msgspec.json.decode(participant.card)
@@ -221,7 +221,7 @@ async def history(
     size, has_more = min(PAGE, limit + 1), True
     while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
         read, has_more = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
-        # Insert the rows at the front, because each page is older than the previous one.
+        # Insert the rows at the front, because each page is older than the page before.
         rows[:0] = await view.choose(read)
         damaged[:0] = [row.seq for row in read if row.is_damaged]
         # Read larger pages in each round, because the view of a prompt may hide most of a long thread.
@@ -234,7 +234,7 @@ async def history(
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
-    # The readers of a damaged row are unknown. Report the row to callers who may read the messages around it, if it is
+    # The readers of a damaged row are unknown. Report it to callers who may read the messages around it, if it is
     # within the range of this answer.
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
     takeover = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
@@ -247,7 +247,7 @@ async def history(
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     """Return whether a thread without visible messages exists and the caller takes part in it. If so, an empty history
-    is the right answer and not an error."""
+    is the right answer, not an error."""
     kind, _, name = thread_id.partition(":")
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
@@ -298,7 +298,7 @@ async def window(
         damaged_now = await _read_chosen(reading, view, chosen)
         if not damaged_now:
             break
-        damaged |= damaged_now  # Choose the threads and messages again without the damaged messages.
+        damaged |= damaged_now  # choose the threads and messages again without the damaged messages
     shown = [
         (await reading.hub.recent.find_begin(reading.hub.ledger, thread.thread_id, thread.tail), thread)
         for thread in chosen
@@ -329,14 +329,14 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. The named
-    threads follow, or the threads with the newest messages before the trigger. Each thread is yielded with the seq up
-    to which it must be read. The thread has no messages between that seq and the trigger."""
+    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. It is
+    followed by the named threads or by the threads with the newest messages before the trigger. Each thread is yielded
+    with the seq up to which it must be read. The thread has no messages between this seq and the trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
     if scanned is not None:
-        is_damaged = None in scanned.groups  # A damaged row may belong to any thread.
+        is_damaged = None in scanned.groups  # a damaged row may belong to any thread
         seen: set[HeadGroup] = set()
         # Iterate from the newest message. The caller stops when enough threads are found.
         for seq, group in zip(reversed(scanned.seqs), reversed(scanned.groups), strict=True):
@@ -350,7 +350,7 @@ def _order_threads(
 
 
 def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
-    """Return the number of additional threads with messages that may be shown."""
+    """Return the number of threads that were not examined although they have messages that may be shown."""
     # Decide once per rule, because thousands of threads may share a few rules.
     alike = {group.alike for group in scanned.groups if group is not None}
     shown = {group for group in alike if view.shows_group(group)}
@@ -359,7 +359,7 @@ def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
 
 
 class _ChosenThread:
-    """Thread of a window, with its newest messages that may be shown, and the messages that are actually shown."""
+    """A thread of a window, with its newest messages that may be shown, and the messages that are actually shown."""
 
     def __init__(self, thread_id: str, tail: NewestHeads, view: View, size: WindowSize, damaged: Set[int]) -> None:
         self.thread_id = thread_id
@@ -369,12 +369,12 @@ class _ChosenThread:
         seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
         self.seqs = size.limit(thread_id, _since_landmark(seqs) if seqs and tail.has_older else seqs)
         self.wanted = self.seqs[: -size.count_shown(thread_id, admitted) - 1 : -1]
-        """Seqs of the messages to show if there is room, newest first."""
+        """Seqs of the messages that are shown if there is room, newest first."""
         self.rows: list[Row] = []
-        """Rows of the shown messages, oldest first."""
+        """Rows of the messages that are shown, oldest first."""
 
     def describe(self, damaged: Set[int]) -> dict[str, Any]:
-        # Count the earlier messages that were examined and may be shown, but are not shown.
+        # Count the earlier messages that were examined and may be shown, but are left out.
         omitted = len(self.seqs) - len(self.rows)
         entry = {"thread_id": self.thread_id, "messages": [Raw(row.data) for row in self.rows], "omitted": omitted}
         start = self.rows[0].seq if self.rows else SEQ_LIMIT
@@ -418,7 +418,7 @@ def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) 
 
 async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
     """Read the chosen messages of each thread, newest first, while there is room. Return the seqs of damaged messages.
-    The caller chooses again if this set is not empty."""
+    If there are any, the caller chooses again."""
     room = reading.hub.limits.max_result_bytes
     wanted = [seq for thread in chosen for seq in thread.wanted]
     positions = {seq: position for position, seq in enumerate(wanted)}
@@ -449,8 +449,8 @@ async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]
 def _since_landmark(seqs: list[int]) -> list[int]:
     """Return the newest messages of a list, starting at a landmark: the message in the older half whose seq is
     divisible by the highest power of two. The landmark stays the first message for some time. If the window began at
-    the oldest examined message, its start would change with each message, and a model's prompt cache would never
-    match."""
+    the oldest examined message instead, its start would change with each message, and a model's prompt cache would
+    never match."""
     half = seqs[: max(1, len(seqs) // 2)]
     return seqs[seqs.index(max(half, key=lambda seq: (seq & -seq, seq))) :]
 
@@ -475,7 +475,7 @@ async def why(
         is_seen = await view.shows(head)
         if is_seen:
             row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
-            # Stop at a message that is gone or damaged, or that does not fit.
+            # Stop at a message that is missing, damaged or too large for the rest of the page.
             if row is None or row.is_damaged or not messages.add(Raw(row.data)):
                 break
             chain.append(messages.entries[-1])
@@ -507,7 +507,7 @@ async def impact(
     start = await find_message(reading, seq, "seq", view)
     head, room = reading.hub.state.head, reading.hub.limits.max_result_bytes
     budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
-    # Scan only up to the conversation's last message, whose seq is in the budget, and not up to the end of the log.
+    # Scan only up to the conversation's last message, whose seq is in the budget, not up to the end of the log.
     end = min(budget.last_seq, head) if budget is not None else seq
     position = max(seq, after or seq)
     follows = {seq: True}
@@ -532,7 +532,7 @@ async def impact(
         if not rows or rows[-1].seq > end:
             position = position if messages.has_more else end
     has_more = position < end
-    # Do not return the seq of the last message, because the caller may not be allowed to read that message.
+    # Do not return the seq of the last message, because the caller may not be allowed to read it.
     following = position if has_more else max(head, position)
     return {"messages": messages.entries, "reactions": reactions, "next": following, "has_more": has_more}
 
@@ -540,8 +540,8 @@ async def impact(
 def find_open(
     started: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int
 ) -> ReactionStart | None:
-    """Return the reaction to a message that was open when its agent wrote the row ``seq``. Return the newest of several
-    open reactions, or None if no reaction was open.
+    """Return the reaction to a message that was open when its agent wrote the row ``seq``. If several were open, return
+    the newest one. If none was open, return None.
 
     ``started`` contains reactions of the agent to the same message. ``finished`` contains ids of reactions with the
     seqs of their ``finished`` records. `roundelay why` uses the same rule for recordings in a file.
@@ -578,8 +578,8 @@ async def shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
 
 
 async def _follows(reading: Reading, head: MessageHead, results: dict[int, bool]) -> bool:
-    """Return whether a message follows from the first message in ``results``, through its chain of causes. ``results``
-    stores the result for each message of the chain."""
+    """Return whether a message follows, through its chain of causes, from the first message in ``results``. The result
+    for each message of the chain is stored in ``results``."""
     path: list[int] = []
     first = min(results)
     answer = results.get(head.seq)

@@ -1,5 +1,6 @@
-"""The size of a window: how many messages it shows of each thread. The module also checks whether the network has other
-participants."""
+"""The size of a window: how many messages of each thread it shows. The module also checks whether the network has other
+participants.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ class WindowSize(NamedTuple):
     trigger: MessageHead
     per_thread: int
     per_other: int | None
-    """Maximum number of messages per thread outside the trigger's direct thread, channel or broadcasts. The default
-    None means ``per_thread``."""
+    """Maximum number of messages of each thread outside the trigger's direct thread, channel or broadcasts. None means
+    ``per_thread``."""
 
     after: int
-    """Seq after which messages of the trigger's thread are shown, or 0 for all messages."""
+    """Seq after which messages of the trigger's thread are shown, or 0 to show all of them."""
 
     def limit(self, thread_id: str, seqs: list[int]) -> list[int]:
         """Return those seqs of a thread that the window may show. ``seqs`` must be ascending."""
@@ -32,8 +33,7 @@ class WindowSize(NamedTuple):
         return seqs[bisect_right(seqs, self.after) :]
 
     def count_shown(self, thread_id: str, groups: Iterable[HeadGroup | None]) -> int:
-        """Return the number of messages that the window shows of a thread. ``groups`` are the groups of the thread's
-        messages."""
+        """Return how many messages of a thread the window shows. ``groups`` are the groups of the thread's messages."""
         own = self.trigger
         if self.per_other is None or thread_id == own.thread_id:
             return self.per_thread
@@ -45,8 +45,8 @@ class WindowSize(NamedTuple):
 
 
 def is_alone(reading: Reading, trigger: MessageHead) -> bool:
-    """Return whether, at the time of the trigger, the network had no participants except the caller and the trigger's
-    sender."""
+    """Return whether the network had no participants except the caller and the trigger's sender at the time of the
+    trigger."""
     # Ignore later registrations, so that a replay gets the same answer.
     registered = reading.hub.state.registered_before(trigger.seq)
     return all(participant.agent_id in (reading.origin.agent_id, trigger.sender_id) for participant in registered)
