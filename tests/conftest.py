@@ -30,7 +30,8 @@ gc.disable()  # Nothing that collection creates is garbage. `pytest_collection_f
 
 # Hypothesis uses the same examples in every run, and no deadline because a slow machine is not a failure.
 # `--hypothesis-profile=explore` looks for new examples.
-settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("full", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("steady")
 
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     forks.is_forking = not config.getoption("--full")
+    if config.getoption("--full") and config.getoption("--hypothesis-profile", None) is None:
+        settings.load_profile("full")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -77,8 +77,15 @@ def write(
     return int(answer["seq"])
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("max_bytes", [head_cache.MAX_BYTES, 3_000])
+@pytest.mark.parametrize(
+    ("kind", "max_bytes"),
+    [
+        ("memory", head_cache.MAX_BYTES),
+        ("sqlite", 3_000),
+        pytest.param("memory", 3_000, marks=pytest.mark.full),
+        pytest.param("sqlite", head_cache.MAX_BYTES, marks=pytest.mark.full),
+    ],
+)
 def test_a_memory_is_what_reading_all_of_them_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +153,13 @@ def test_a_memory_is_what_reading_all_of_them_gives(
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [("memory", 10_000), ("sqlite", 1_000), pytest.param("sqlite", 10_000, marks=pytest.mark.full)],
+    [
+        ("memory", 1_000),
+        *(
+            pytest.param(*it, marks=pytest.mark.full)
+            for it in [("memory", 10_000), ("sqlite", 1_000), ("sqlite", 10_000)]
+        ),
+    ],
 )
 def test_what_a_memory_reads_does_not_grow_with_their_number(
     tmp_path: Path, kind: str, most: int, note: Note, make_network: Callable[..., RandomNetwork]

@@ -81,7 +81,7 @@ def seqs_of(value: dict[str, Any]) -> list[int]:
     return [decode_json(bytes(it))["seq"] for it in value["messages"]]
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", pytest.param("sqlite", marks=pytest.mark.full)])
 def test_a_search_is_what_looking_at_every_row_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,13 @@ def test_a_search_is_what_looking_at_every_row_gives(
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [("memory", 10_000), ("sqlite", 1_000), pytest.param("sqlite", 10_000, marks=pytest.mark.full)],
+    [
+        ("memory", 1_000),
+        *(
+            pytest.param(*it, marks=pytest.mark.full)
+            for it in [("memory", 10_000), ("sqlite", 1_000), ("sqlite", 10_000)]
+        ),
+    ],
 )
 def test_what_a_search_reads_does_not_grow_with_the_agents_past(
     tmp_path: Path, kind: str, most: int, note: Note, make_network: Callable[..., RandomNetwork]

@@ -149,9 +149,16 @@ async def compare(reading: Reading, args: dict[str, Any], counts: Counter[str]) 
     counts["threads left out"] += found.get("omitted_threads", 0)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("conversations", [1, 5])
-@pytest.mark.parametrize("max_bytes", [head_cache.MAX_BYTES, 20_000])
+@pytest.mark.parametrize(
+    ("kind", "conversations", "max_bytes"),
+    [
+        ("memory", 5, head_cache.MAX_BYTES),
+        ("sqlite", 5, 20_000),
+        *(pytest.param(*it, head_cache.MAX_BYTES, marks=pytest.mark.full) for it in [("memory", 1), ("sqlite", 1)]),
+        *(pytest.param(*it, 20_000, marks=pytest.mark.full) for it in [("memory", 1), ("sqlite", 1), ("memory", 5)]),
+        pytest.param("sqlite", 5, head_cache.MAX_BYTES, marks=pytest.mark.full),
+    ],
+)
 def test_a_window_is_what_reading_every_message_anew_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -75,8 +75,8 @@ async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> in
     return unanswered
 
 
-async def test_no_acknowledged_message_is_lost_by_6_kills(tmp_path: Path, note: Note) -> None:
-    await _prove(tmp_path / "team.db", note, kills=6)
+async def test_no_acknowledged_message_is_lost_by_4_kills(tmp_path: Path, note: Note) -> None:
+    await _prove(tmp_path / "team.db", note, kills=4)
 
 
 @pytest.mark.full

@@ -97,7 +97,13 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
 
 
 @pytest.mark.parametrize(
-    ("together", "cached"), [(1, 9), (5, 8192), (40, 20), (10_000, 0), (10_000, 50), (10_000, 8192)]
+    ("together", "cached"),
+    [
+        (5, 8192),
+        (40, 20),
+        (10_000, 50),
+        *(pytest.param(*it, marks=pytest.mark.full) for it in [(1, 9), (10_000, 0), (10_000, 8192)]),
+    ],
 )
 async def test_what_is_asked_for_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, cached: int, note: Note

@@ -66,6 +66,7 @@ def test_examples_that_print_are_short_and_name_their_command() -> None:
         assert f"Run it: python examples/{path}\n" in text
 
 
+@pytest.mark.full
 def test_a_killed_agent_goes_on_and_does_not_charge_twice(tmp_path: Path) -> None:
     done = run_python(EXAMPLES / "killed_agent" / "killed.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -89,6 +90,7 @@ REPORT = [
 ]
 
 
+@pytest.mark.full
 def test_a_team_of_five_processes_researches_and_cites(tmp_path: Path) -> None:
     done = run_python(RESEARCH / "research.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

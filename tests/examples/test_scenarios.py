@@ -143,7 +143,11 @@ def test_a_line_with_a_way_around_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(1, id="1"), pytest.param(100, id="100", marks=[pytest.mark.full, pytest.mark.timeout(900)])]
+    "seeds",
+    [
+        pytest.param(1, id="1", marks=pytest.mark.full),
+        pytest.param(100, id="100", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+    ],
 )
 def test_a_seed_gives_one_ledger_in_two_processes_with_faults_too(seeds: int, note: Note) -> None:
     command = [sys.executable, "-m", "tests.support.scenarios", "1", str(seeds)]

@@ -82,7 +82,6 @@ async def test_a_mod_beside_the_nodes_file_is_called_from_the_command_line(
         ("../polls:Polls", POLLS, ("is not an import path",)),
     ],
 )
-@pytest.mark.usefixtures("real_processes")
 async def test_a_mod_that_cannot_be_loaded_is_told_with_its_line(
     folder: Path, named: str, text: str, parts: tuple[str, ...]
 ) -> None:
@@ -93,7 +92,6 @@ async def test_a_mod_that_cannot_be_loaded_is_told_with_its_line(
         assert part in done.err
 
 
-@pytest.mark.usefixtures("real_processes")
 async def test_doctor_and_rights_find_it_too(folder: Path) -> None:
     assert "failed" not in (await run("doctor", cwd=folder)).out
     (folder / "roundelay.yaml").write_text(

@@ -117,7 +117,7 @@ def test_a_crowd_that_is_refused_says_so() -> None:
     simulate(main)
 
 
-def test_ten_thousand_agents_hear_a_broadcast(note: Note) -> None:
+def test_two_thousand_agents_hear_a_broadcast(note: Note) -> None:
     heard: set[str] = set()
 
     async def main(simulation: Simulation) -> None:
@@ -126,12 +126,12 @@ def test_ten_thousand_agents_hear_a_broadcast(note: Note) -> None:
             return []
 
         crowd = Crowd(simulation, hear)
-        await crowd.join([f"a-{number}" for number in range(10_000)])
+        await crowd.join([f"a-{number}" for number in range(2_000)])
         mia = await simulation.join_person("mia")
         await mia.client.broadcast("hello everybody")
         await simulation.idle()
 
     began_s = time.perf_counter()
     simulate(main)
-    assert len(heard) == 10_000
-    note(agents=10_000, heard=len(heard), seconds=round(time.perf_counter() - began_s, 1))
+    assert len(heard) == 2_000
+    note(agents=2_000, heard=len(heard), seconds=round(time.perf_counter() - began_s, 1))

@@ -46,7 +46,9 @@ def make_endless(path: Path, table: str) -> None:
         db.commit()
 
 
-@pytest.mark.parametrize("table", ["log", "state", "meta", "key", "place"])
+@pytest.mark.parametrize(
+    "table", ["log", *(pytest.param(it, marks=pytest.mark.full) for it in ("state", "meta", "key", "place"))]
+)
 async def test_a_database_with_a_view_in_the_place_of_a_table_is_refused(db: Path, table: str) -> None:
     make_endless(db, table)
     async with asyncio.timeout(60):

@@ -45,8 +45,9 @@ async def call_nameless(*arguments: str, cwd: Path) -> tuple[int | None, str]:
 
 @as_another_user
 @pytest.mark.parametrize("words", [
-    "agents", "status", "send echo hi", "chat", "web", "doctor", "config show",
-    "agent try agents/echo.yaml hi",
+    "chat", "doctor",
+    *(pytest.param(it, marks=pytest.mark.full) for it in ("agents", "status", "send echo hi", "web", "config show")),
+    pytest.param("agent try agents/echo.yaml hi", marks=pytest.mark.full),
 ])  # fmt: skip
 async def test_a_user_id_without_a_name_and_a_home_meets_no_unexpected_error(place: Path, words: str) -> None:
     code, out = await call_nameless(*words.split(), cwd=place)

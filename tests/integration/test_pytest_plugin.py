@@ -178,6 +178,7 @@ def test_real_processes_have_the_same_conversation_and_survive_kills(network: Ne
 
 
 @pytest.mark.roundelay_processes
+@pytest.mark.full
 def test_a_process_that_prints_much_is_not_held_up(network: NetworkUnderTest, tmp_path: Path) -> None:
     (tmp_path / "much.py").write_text("def talk() -> str:\n    print('x' * 2_000_000)\n    return 'said'\n")
     (tmp_path / "loud.yaml").write_text(

@@ -430,7 +430,7 @@ def _in_contexts(project: Path, sessions: int) -> set[int]:
 async def test_nothing_is_lost_or_told_twice_where_hooks_hosts_and_the_node_are_killed(
     tmp_path: Path, note: Note
 ) -> None:
-    await _prove(tmp_path, note, 3)
+    await _prove(tmp_path, note, 2)
 
 
 @pytest.mark.full

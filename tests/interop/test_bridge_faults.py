@@ -214,7 +214,9 @@ async def state(sender: Any, seq: int) -> str:
     return str(recipient["state"])
 
 
-@pytest.mark.parametrize("name", ["gemini", "opencode", "cursor"])
+@pytest.mark.parametrize(
+    "name", ["gemini", *(pytest.param(it, marks=pytest.mark.full) for it in ("opencode", "cursor"))]
+)
 async def test_a_host_without_a_transcript_is_told_once_and_counts_as_having_taken_it_at_its_next_hook(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from tests.support.full_screen import full_screen
 from tests.support.processes import hub_up
 
 
-@pytest.mark.parametrize("sends_meanwhile", [False, True])
+@pytest.mark.parametrize("sends_meanwhile", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_a_killed_hub_returns_under_a_draft(tmp_path: Path, sends_meanwhile: bool) -> None:
     async with (
         hub_up(tmp_path) as hub,

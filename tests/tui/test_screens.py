@@ -252,7 +252,14 @@ async def test_agents_are_listed_with_what_they_do_and_written_to() -> None:
         await it.screen.shows("I have thought")
 
 
-@pytest.mark.parametrize(("key", "name"), [("1", "bob"), ("3", "direct:bob~mia"), ("5", r"20\d\d-")])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("1", "bob"),
+        pytest.param("3", "direct:bob~mia", marks=pytest.mark.full),
+        pytest.param("5", r"20\d\d-", marks=pytest.mark.full),
+    ],
+)
 async def test_the_cost_is_told_by_group(key: str, name: str) -> None:
     async with room() as it:
         await it.mia.send_text("bob", "hello")
@@ -352,7 +359,7 @@ async def test_what_its_own_sender_says_anew_replaces_a_message_and_what_others_
         await it.screen.shows("  come at 9")
 
 
-@pytest.mark.parametrize("is_given_back", [False, True])
+@pytest.mark.parametrize("is_given_back", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_saying_anew_stops_the_reaction_to_what_was_said(is_given_back: bool) -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -423,7 +430,7 @@ async def test_why_is_told_of_the_newest_message_where_none_is_selected() -> Non
         await it.screen.shows(f"Why #{newest} was said, the newest step first")
 
 
-@pytest.mark.parametrize("key", ["a", "r", "t", "E"])
+@pytest.mark.parametrize("key", ["a", *(pytest.param(it, marks=pytest.mark.full) for it in "rtE")])
 async def test_what_a_key_needs_is_told_as_long_as_its_screen_is_there(key: str) -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -472,7 +479,7 @@ async def test_the_narrowest_terminal_says_who_one_is_and_whether_the_hub_is_the
         await it.screen.shows("^ ○ not connected +Inbox  T  A  C  S$")
 
 
-@pytest.mark.parametrize("width", [40, 61, 80, 100, 140])
+@pytest.mark.parametrize("width", [40, *(pytest.param(it, marks=pytest.mark.full) for it in (61, 80, 100, 140))])
 async def test_the_line_of_keys_has_whole_ones_and_the_one_that_lists_all(width: int) -> None:
     async with room("bob", (width, 24)) as it:
         await it.screen.shows("to bob")

@@ -7,7 +7,7 @@ import pytest
 from tests.support.counts import Note
 from tests.support.quiet_runs import QuietRun
 
-RUNS, STEPS = 100, 40
+RUNS, STEPS = 40, 40
 FULL_SHARDS, FULL_RUNS = 20, 5000
 
 

@@ -615,7 +615,7 @@ REPLIES = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     replies=st.lists(REPLIES, min_size=6, max_size=6),
     oks=st.lists(st.booleans(), min_size=6, max_size=6),

@@ -958,11 +958,11 @@ def run(machine: type[Delivery], note: Note, examples: int, steps: int) -> None:
 
 
 def test_every_session_is_given_what_is_its_own(note: Note) -> None:
-    run(Delivery, note, 60, 50)
+    run(Delivery, note, 25, 50)
 
 
 def test_every_session_is_given_what_is_its_own_over_a_file(note: Note) -> None:
-    run(DeliveryOverAFile, note, 8, 50)
+    run(DeliveryOverAFile, note, 3, 50)
 
 
 def test_a_dead_letter_that_was_just_taken_back_outlives_its_session() -> None:

@@ -51,6 +51,7 @@ async def test_a_newcomer_is_shown_whom_to_talk_to_and_types_at_once(
     await expect(thread.message(f"You wrote: {QUESTION}")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_the_first_screen_is_the_last_conversation(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("nils") as nils, shared_team.client("noel") as noel, shared_team.client("nico"):
         await nils.send("agent:nico", "the older one")
@@ -65,6 +66,7 @@ async def test_the_first_screen_is_the_last_conversation(shared_team: WebNode, o
     await expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text("Inbox")
 
 
+@pytest.mark.full
 async def test_an_operator_is_not_shown_a_conversation_of_others_first(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
@@ -75,6 +77,7 @@ async def test_an_operator_is_not_shown_a_conversation_of_others_first(
     await expect(page.get_by_role("heading", level=1, name=WELCOME)).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_second_conversation_with_an_agent_is_a_new_one(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("nell") as nell:
         await nell.send("agent:echo", "the first one")
@@ -163,6 +166,7 @@ NAMES = """async () => {
 # -- a takeover
 
 
+@pytest.mark.full
 async def test_a_tap_on_a_phone_asks_before_agents_are_silenced(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("nele") as nele:
         await nele.send("agent:echo", "hello")
@@ -190,6 +194,7 @@ async def test_a_tap_on_a_phone_asks_before_agents_are_silenced(shared_team: Web
 # -- search
 
 
+@pytest.mark.full
 async def test_a_search_finds_other_forms_and_chooses_by_person_and_day(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
@@ -271,6 +276,7 @@ async def test_what_is_typed_after_opening_a_conversation_is_text(
         await thread.composer.fill("")
 
 
+@pytest.mark.full
 async def test_letters_are_shortcuts_on_a_row_that_the_keyboard_chose(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
@@ -291,6 +297,7 @@ async def test_letters_are_shortcuts_on_a_row_that_the_keyboard_chose(
     await expect(page.get_by_role("dialog", name="New conversation")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_finger_opens_a_conversation_without_a_keyboard_over_it(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
