@@ -49,7 +49,10 @@ NOT_IMPERATIVE = re.compile(
     r"(?!(?:Feed|Seed|Shed|Need|Embed|Speed|Exceed|Proceed|Succeed|Bring|Ring|String|Focus)\b)"
     r"(?:\w+(?:ed|ing)|[A-Z][a-z]+(?<!s)s|The|An?|What|Who|Of|It|One|That)\b"
 )
-PATHS = ("network", "agents", "mods", "templates", "web", "interop", "adapters", "roundelay", "docs", "README.md", "CONTRIBUTING.md")  # fmt: skip
+PATHS = (
+    "network", "agents", "mods", "templates", "web", "interop", "adapters", "roundelay", "docs", "README.md", "CONTRIBUTING.md",
+    "tests", "examples", "bench",
+)  # fmt: skip
 SKIPPED = {".venv", "vendor", "node_modules", "__pycache__"}
 NOT_PROSE = ("#!", "# type:", "# noqa", "# pragma", "# fmt", "# nosec")
 
@@ -171,7 +174,7 @@ def list_messages(commits: str) -> list[tuple[str, str]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "paths", nargs="*", type=Path, help="files and folders (default: the product and its documents)"
+        "paths", nargs="*", type=Path, help="files and folders (default: the product, its documents and its tests)"
     )
     parser.add_argument(
         "--show", type=int, default=0, metavar="N", help="print N of the matching sentences, evenly spread"
