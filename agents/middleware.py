@@ -1,10 +1,10 @@
 """Hooks around the loop: `Middleware` has one method per hook, and `Around` is a hook's view of the run.
 
 `hook_chain` calls the hooks of an agent, the outermost first. The pure hooks are called again when a reaction resumes,
-so they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call or
-a tool call, and the reviews, may have side effects. Their results are recorded, so these hooks are called only for
-steps without a record. The policy's ``hook_timeout_s`` limits each hook. `middleware_of` makes middleware from plain
-functions.
+so they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call or a
+tool call, and the reviews, may have side effects. The results of these hooks are recorded, so the hooks are called only
+for steps without a record. The policy's ``hook_timeout_s`` limits each hook. `middleware_of` makes middleware from
+plain functions.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Around:
     """A hook's view of the current run: the run's data, and the actions that the hook may take.
 
     ``complete`` calls a model, retries temporary failures as the agent's policy allows, and adds the usage to the
-    reaction. ``context`` is a tool context for this step. Its client derives the ids of messages and reads from the
+    reaction. ``context`` is a tool context for this step. ``context.client`` derives the ids of its requests from the
     step, so a repeated step uses the same ids.
     """
 
@@ -277,8 +277,8 @@ class Middleware:
     """
 
     withholds = True
-    """Whether the model's text stays hidden from people until this middleware's `review` has checked it. Set it to
-    False if the review only edits text. Middleware without a `review` ignores this setting.
+    """Whether the model's text stays hidden from people until this middleware's `review` has checked it. Set
+    ``withholds`` to False if the review only edits text. Middleware without a `review` ignores this setting.
     """
 
     min_turns = 1
@@ -291,19 +291,19 @@ class Middleware:
 
     reduces_results = False
     """Whether this middleware handles results that the model reads only once (``save: False``). Without such
-    middleware, a result of that kind is an error.
+    middleware, a result with ``save: False`` is an error.
     """
 
     guards = True
-    """Whether this middleware's `review` also checks texts of an agent to which this agent handed over. Set it to False
-    if the review only formats answers.
+    """Whether this middleware's `review` also checks texts of an agent to which this agent handed over. Set ``guards``
+    to False if the review only formats answers.
     """
 
     tool_names: Collection[str] = ()
-    """Tools that this middleware makes the model call. A lean prompt offers them from the first turn."""
+    """Tools that this middleware makes the model call. A lean prompt offers these tools from the first turn."""
 
-    # --- pure hooks: called again when a reaction resumes. They may be coroutines, except `list_tools`, `list_parts`
-    # and `store`.
+    # --- pure hooks: called again when a reaction resumes. Pure hooks may be coroutines, except `list_tools`,
+    # `list_parts` and `store`.
 
     def initial_state(self) -> Mapping[str, object]:
         """Return the initial values of ``state.values``."""
@@ -314,7 +314,7 @@ class Middleware:
 
         The loop calls this hook once before each turn, so a change takes effect in the next turn. The hook must not do
         IO. Return the same objects while nothing changes. If several tools have the same name, the agent's own tool is
-        used. Without such a tool, the tool of the first middleware is used.
+        used. If the agent has no tool with this name, the tool of the first middleware is used.
         """
         return ()
 
@@ -328,13 +328,15 @@ class Middleware:
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
     ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
-        """Choose which messages of the conversation enter the prompt. The hook may omit messages, shorten them
-        visibly, or rewrite text that only the agent's middleware has written. It cannot omit the trigger.
+        """Choose which messages of the conversation enter the prompt. The hook may omit messages, shorten them visibly,
+        or rewrite text that only the agent's middleware has written. The hook cannot omit the trigger.
         """
         return threads, trigger
 
     def should_continue(self, state: TurnState) -> bool:
-        """Return whether more turns with tools may follow. If not, this turn is the last, and it has no tools."""
+        """Return whether more turns with tools may follow. If the result is False, this turn is the last and has no
+        tools.
+        """
         return True
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
@@ -346,7 +348,7 @@ class Middleware:
         return reply.usage
 
     def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | bool | None:
-        """Check the tool calls of a reply before any of them runs. Return `End` or True to prevent all of them. With
+        """Check the tool calls of a reply before any of them runs. Return `End` or True to prevent all calls. With
         True, the text of the reply becomes the answer.
         """
         return None

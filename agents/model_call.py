@@ -1,9 +1,9 @@
 """Model calls of one run: the attempts of a request, its streamed text, and checks on the reply.
 
-`ModelCaller` stands between `driver` and the models. It sends the request of a turn through the agent's middleware and
-retries temporary failures. A permanent failure is returned as `ModelFailed`, and the reaction decides how to end.
-Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records the reply before the
-reaction reads it.
+`ModelCaller` stands between `driver` and the models. `ModelCaller` sends the request of a turn through the agent's
+middleware and retries temporary failures. A permanent failure is returned as `ModelFailed`, and the reaction decides
+how to end. Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records the reply
+before the reaction reads it.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class ModelCaller:
     async def complete(self, model: Model, request: ModelRequest, *, is_turn_request: bool = False) -> ModelReply:
         """Send a request, and retry temporary failures as often as the agent's policy allows. Raises `ModelError`.
 
-        ``is_turn_request`` is False for requests that middleware makes itself. People do not see the text of these
-        replies while it streams. The journal stores the first request of a turn.
+        ``is_turn_request`` is False for requests that middleware makes itself. Replies to requests of middleware do not
+        stream to people. The journal stores the first request of a turn.
         """
         is_recorded = is_turn_request and self.sent is None
         if is_recorded:
@@ -177,8 +177,8 @@ class ModelCaller:
                 run.interrupted_use.append(ModelUse(model.name, used))
             raise
         finally:
-            # An abandoned call may continue in the background. Close its stream, so that its text does not mix with the
-            # text of the next attempt.
+            # An abandoned call may continue in the background. Close the stream, so that pieces of the abandoned call
+            # do not mix with the text of the next attempt.
             stream.is_open = False
 
     def _emit_retry(self, turn: int, error: str, delay_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Tools of every agent: sending, asking, `finish`, and the operations of the hub's mods. `simple` adds them to
+"""Tools of every agent: sending, asking, `finish`, and the operations of the hub's mods. `simple` adds these tools to
 agents.
 """
 
@@ -212,8 +212,8 @@ async def put_question(
     *,
     is_handoff: bool = False,
 ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
-    """Ask all agents and wait for their replies. Return the replies, and the reasons why an agent was not asked or
-    will not answer. Both results are keyed by agent. ``is_enough`` ends the wait early (`Waiter.wait`).
+    """Ask all agents and wait for their replies. Return the replies, and the reasons why an agent was not asked or will
+    not answer. The replies and the reasons are keyed by agent. ``is_enough`` ends the wait early (`Waiter.wait`).
     ``is_handoff``: the asked agent needs the whole thread, because it continues a conversation.
     """
     if context.waiter is None:

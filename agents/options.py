@@ -29,7 +29,8 @@ IN_CODE = "only a program can give it"
 """Marker in a parameter's `Annotated`: only a program can set the parameter. A file has no such option."""
 
 OR_NONE = "there may be none of them"
-"""Marker in the `Annotated` of ``*options``: the list may be empty. Otherwise at least one item is required."""
+"""Marker in the `Annotated` of ``*options``: the list may be empty. Without this marker, at least one item is required.
+"""
 
 MAX_COUNT = 1_000_000
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]

@@ -1,8 +1,8 @@
 """Proxies and certificates from the environment, for HTTP requests to models and MCP servers.
 
 A wrong variable is a local mistake, and retries do not fix it. `check_environment` and `load_certificates` report it
-with the variable's name. Otherwise requests would fail and people would blame the provider. The rules are those of
-`httpx2`, which sends the requests to MCP servers (https://www.python-httpx.org/environment_variables/).
+with the variable's name. Without these checks, requests would fail and people would blame the provider. The rules are
+those of `httpx2`, which sends the requests to MCP servers (https://www.python-httpx.org/environment_variables/).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def find_proxy_address(url: str) -> str | None:
 
 
 def _choose_proxy(url: str) -> tuple[str, str]:
-    """Return the name of the variable that sets the proxy for requests to ``url``, and the proxy. Both are empty if no
-    proxy is used.
+    """Return the name of the variable that sets the proxy for requests to ``url``, and the proxy. Both values are empty
+    if no proxy is used.
     """
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
@@ -94,7 +94,7 @@ def _complete(proxy: str) -> str:
 
 
 def describe_proxy(url: str) -> str:
-    """Return a sentence about the proxy that requests to this address use. Empty if there is none."""
+    """Return a sentence about the proxy for requests to this address, or an empty string if no proxy is used."""
     proxy = find_proxy(url)
     if proxy is None:
         return ""

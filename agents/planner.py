@@ -47,8 +47,8 @@ class Plan:
     def list_run(self, replay: Replayed | None) -> list[int]:
         """Return the indexes of the calls that ran, now or before a restart."""
         run = {planned.index for planned in self.planned}
-        # A call that began but has no result may have run. Its outcome is unknown, so the call is answered as unknown
-        # and never counted.
+        # A call that began but has no result may have run. The answer to such a call states that its outcome is
+        # unknown, and the call is never counted.
         return sorted(run if replay is None else run | (replay.begun & replay.results.keys()))
 
 

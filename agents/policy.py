@@ -133,8 +133,8 @@ OnText = Literal["auto", "reply", "nudge", "record"]
 """Use of text without a tool call.
 
 ``auto``: the text is sent to the thread of the trigger if a person wrote the trigger, or if a response is required of
-this agent. Otherwise it is only recorded. ``reply``: the text is always sent. ``nudge``: the model is asked to use a
-tool, and its closing answer is treated as in ``auto``. ``record``: the text is only recorded.
+this agent. In all other cases, the text is only recorded. ``reply``: the text is always sent. ``nudge``: the model is
+asked to use a tool, and its closing answer is treated as in ``auto``. ``record``: the text is only recorded.
 """
 
 OnNewMessage = Literal["queue", "inject"]
@@ -242,7 +242,7 @@ class AgentPolicy:
     """Whether approvers may approve a call that their own message led to."""
 
     model_timeout_s: Seconds = 300.0
-    """Time limit of one attempt of a model call, in seconds. It includes streaming."""
+    """Time limit of one attempt of a model call, in seconds. The limit includes the time of streaming."""
 
     model_attempts: Count = 3
     """Maximum attempts of one model call that fails with temporary errors."""
@@ -261,14 +261,14 @@ class AgentPolicy:
     """
 
     max_idle_turns: Count = 3
-    """Maximum consecutive turns without effect. The turn after them is the last, without tools. A turn has no effect if
-    its reply was empty, cut off or sent to nobody. It also has none if no call ran, because each was refused, unknown
-    or unreadable.
+    """Maximum consecutive turns without effect. The turn after this number of turns is the last and has no tools. A
+    turn has no effect if its reply was empty, cut off or sent to nobody. A turn also has no effect if no call ran,
+    because each call was refused, unknown or unreadable.
     """
 
     max_messages_per_recipient: Count = 5
-    """Maximum messages that the calls of one reaction send to one participant or channel. Further messages are
-    refused. The answer and questions of ``ask`` do not count.
+    """Maximum messages that the calls of one reaction send to one participant or channel. Messages beyond this maximum
+    are refused. The answer and questions of ``ask`` do not count.
     """
 
     max_result_chars: Count = 16_000

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
-    """Return the system message: the instruction and the agent's id. It is the same in every reaction, so that caches
-    apply.
+    """Return the system message: the instruction and the agent's id. The message is the same in every reaction, so that
+    providers can cache it.
 
     The instruction is the operator's own text and is not escaped.
     """
@@ -58,7 +58,9 @@ def render_system_prompt(instruction: str, agent_id: str) -> str:
 
 
 def render_lean_system_prompt(instruction: str, agent_id: str, *, is_chat: bool = False) -> str:
-    """Return the short system message of a lean prompt. It is the same in every reaction, so that caches apply."""
+    """Return the short system message of a lean prompt. The message is the same in every reaction, so that providers
+    can cache it.
+    """
     text = instruction.strip()
     # An instruction such as "You are ann." already names the agent.
     is_named = _names(text, agent_id)
@@ -321,7 +323,8 @@ async def build_context(
         reader=client.agent_id,
     )
     unread = [thread for thread in found if thread.omitted and not thread.messages]
-    # The hub's answer had no room for a single message of these threads. Count each one unless the filter hides it.
+    # The hub's answer had no room for a single message of these threads. Count each of these threads as omitted, unless
+    # the filter hides the thread.
     missing = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     standing = render_standing(window.standing, trigger.sent_at) if policy.shows_standing else ""
     return PromptContext(threads, window.omitted_threads + missing, window.is_alone, standing)
@@ -426,8 +429,8 @@ def select_threads(
     Messages that ``chosen`` does not admit are also removed, and do not count as omitted. The threads with the newest
     messages remain, and the trigger's thread always does.
 
-    Threads are sorted by the first message shown in each thread. This order stays the same until a window shrinks.
-    Prompts therefore begin alike, and providers' caches apply. The result depends only on the ledger.
+    Threads are sorted by the first message shown in each thread. The order of the threads stays the same until a window
+    shrinks. Prompts therefore begin alike, and providers' caches apply. The result depends only on the ledger.
     """
     kept: list[MessageThread] = []
     for thread in threads:
@@ -449,7 +452,9 @@ def select_threads(
 
 
 def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageThread], int]:
-    """Drop threads in which middleware left no message. Also return how many of them have omitted messages."""
+    """Drop threads in which middleware left no message. Also return how many of the dropped threads have omitted
+    messages.
+    """
     kept = {thread_id: thread for thread_id, thread in threads.items() if thread.messages}
     return kept, sum(1 for it in threads.values() if it.omitted and not it.messages)
 
@@ -458,7 +463,7 @@ def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
     """Remove messages that the first prompt did not contain. A resumed reaction must not read more than before."""
-    # The window may have moved in the meantime. Its newer messages were not in the first prompt.
+    # The window may have moved in the meantime. The newer messages in the window were not in the first prompt.
     recorded_seqs = set(manifest)
     kept = [
         MessageThread(

@@ -4,9 +4,9 @@
 is one model call, the tool calls in its reply, and their results. A reply without tool calls is also a turn. `planner`
 decides which calls run. Before every model call the history is repaired, so that a provider accepts it.
 
-The loop has no IO, clock or randomness. It awaits only the agent's hooks, which may be coroutines. The same outcomes
-lead to the same steps, and a reaction resumes on this basis. Recorded outcomes (`Replayed`) are used unchanged, even if
-the agent's tools and limits have changed.
+The loop has no IO, clock or randomness. The loop awaits only the agent's hooks, which may be coroutines. The same
+outcomes lead to the same steps, and a reaction resumes on this basis. Recorded outcomes (`Replayed`) are used
+unchanged, even if the agent's tools and limits have changed.
 """
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ class Reaction:
                     append_user_text(self.history, text)
                 case End() as end:
                     return await self._end_by(end)
-        # The text that states the turn comes last and is not kept in the history. Each prompt then begins like the
-        # previous prompt, and providers cache the common beginning.
+        # The text that states the turn comes last and is not kept in the history. With this order, each prompt begins
+        # like the previous prompt, and providers cache the common beginning.
         self.history[0] = SystemMessage(self.setup.frame(agent.instruct(state)))
         # After a tool has sent a message to the thread, text would be a second answer. Offer `finish` as another way to
         # end the work.
@@ -358,7 +358,7 @@ class Reaction:
 
     @property
     def _is_text_lost(self) -> bool:
-        """Whether the turn's text was not recorded, and a later turn can write it again."""
+        """Whether the turn's text was not recorded, but a later turn can write the text again."""
         return self._turn.is_text_altered and not self._turn.goes_on and self.turn < self.max_turns
 
     # --- outcomes of the tool calls
@@ -449,7 +449,7 @@ class Reaction:
 
     async def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.control, read_argument(call, "note").strip()
-        # Save a copy of the history. The new agent's turns must not appear in it when control returns.
+        # Save a copy of the history. When control returns, the history must not contain the turns of the new agent.
         if handoff.returns == "to_caller":
             self._callers.append((caller, list(self.history)))
         else:
@@ -502,7 +502,7 @@ class Reaction:
         return self._propose("stopped", reason, answer if self.sends_text() else None, metadata)
 
     def _fail(self, failed: ModelFailed) -> Finish:
-        # The reason may quote the provider. It goes to records and logs, never to the thread.
+        # The reason may quote the provider. Write it only to records and logs, and never to the thread.
         answer = f"I could not answer: {FAILURE_SENTENCES[failed.failure]}."
         if failed.reported_by:
             answer = loop_texts.REPORTED.format(agent_id=failed.reported_by)

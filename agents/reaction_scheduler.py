@@ -77,7 +77,7 @@ class _Outcome(Enum):
 
 
 class ReactionScheduler:
-    """Starts, resumes and stops the reactions of an agent. Its tasks belong to ``group``."""
+    """Starts, resumes and stops the reactions of an agent. The scheduler creates its tasks in ``group``."""
 
     def __init__(
         self, agent: ReactingAgent, client: NetworkClient, activity: ActivitySender, group: asyncio.TaskGroup
@@ -311,7 +311,7 @@ class ReactionScheduler:
         return _Outcome.HANDLED
 
     def get_running(self, message: BaseMessage) -> RunningReaction:
-        """Return the running reaction to a message. Create it if the scheduler did not call `react`."""
+        """Return the running reaction to a message. If the scheduler did not call `react`, create a reaction."""
         return self._running.get(message.seq) or self._make_running(message)
 
     def find_running(self, reaction: str) -> RunningReaction | None:
@@ -364,7 +364,7 @@ class ReactionScheduler:
         """Cancel the tasks of the reactions in a thread that a person takes over. The reactions stay open."""
         for running in self._running.values():
             if thread_id in list_answer_threads(running.message):
-                # Set the flag before the cancellation. The task reads it to distinguish a takeover from a stop.
+                # Set the flag before the cancellation. The task reads the flag to distinguish a takeover from a stop.
                 running.is_taken_over = True
                 running.cancel()
         await self._takeovers.start(thread_id)

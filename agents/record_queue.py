@@ -120,8 +120,8 @@ class RecordQueue:
             raise asyncio.CancelledError
 
     async def write(self, *writes: Write, may_wait: bool = False) -> None:
-        """Add writes to the queue. Unless they ``may_wait``, return when all of them are stored. If the hub refuses one
-        of them, raise the refusal. Later writes are then not stored either.
+        """Add writes to the queue. Unless they ``may_wait``, return when all of them are stored. If the hub refuses a
+        write, raise the refusal. Later writes are then not stored either.
         """
         self.check_open()
         if self.max_batch <= 1:
@@ -143,7 +143,8 @@ class RecordQueue:
         try:
             await pause_hook_timer(self._settle(writes))
         except asyncio.CancelledError:
-            # A stopped call sends no more messages. Its records stay queued, because later records depend on them.
+            # A stopped call sends no more messages. Records of a stopped call stay queued, because later records depend
+            # on them.
             for write in writes:
                 write.is_withdrawn = write.is_independent
             raise
@@ -166,7 +167,8 @@ class RecordQueue:
         if self._writer is not None:
             self._writer.cancel()
             self._writer = None
-            # The hub may have stored these writes already. Sending them again under the same ids changes nothing.
+            # The hub may have stored these writes already. Sending these writes again under the same ids changes
+            # nothing.
             self._waiting[:0] = [write for write in self._sent if not write.is_stored]
 
     async def drain(self) -> None:

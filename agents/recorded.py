@@ -43,7 +43,9 @@ class Started(BaseModel):
     config_hash: str
     prompt_hash: str = ""
     standing: str = ""
-    """End of the prompt: the answers that the agent owed and waited for at the start. No other record contains them."""
+    """End of the prompt: the answers that the agent owed and waited for at the start. No other record contains this
+    text.
+    """
 
     form: str = ""
     """Form of the prompt. Empty for ``full``, which was the only form in earlier versions."""

@@ -1,15 +1,15 @@
 """Replies that tool calls wait for: the open questions of an agent, and the wait of each call.
 
-`Replies` contains the open questions of `ask` and the open requests for approval. It passes delivered replies to the
-waiting calls (`Waiter`), before the wake rule could start a reaction to a reply. Waits are durable: the record
+`Replies` contains the open questions of `ask` and the open requests for approval. `Replies` passes delivered replies to
+the waiting calls (`Waiter`), before the wake rule could start a reaction to a reply. Waits are durable: the record
 ``waiting`` contains the recipients and the deadline, so a restarted agent continues to wait. If a reply arrives while
 the agent is down, or if the hub holds the reply back behind other messages, the wait reads the reply from its thread.
 
 While a call waits, it regularly asks the hub whether an answer can still arrive (`find_unanswerable`). A wait ends
 early only if an answer is impossible: the recipient was removed, the question is a dead letter, or the reaction to the
 question has ended. An agent stores its reply before its reaction ends, so a thread without a reply after that end will
-never have one. For programs that keep no records, the hub cannot know this, so a wait for them lasts until its
-deadline.
+never have one. If a recipient keeps no records, the hub cannot know that its reaction has ended, so the wait lasts
+until its deadline.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class Replies:
         """Wait for the reply to each question, for at most ``left_s`` seconds even if the wall clock jumps.
 
         ``look_first``: first read the threads, because replies may have arrived before this call. If ``is_enough``
-        accepts the replies so far, the wait ends early, and later replies start no reaction. Return the replies, and
-        the recipients that will never reply, with the reason. Both results are keyed by recipient.
+        accepts the replies so far, the wait ends early, and later replies start no reaction. Return the replies by
+        recipient, and the reasons by recipient why other recipients will never reply.
         """
         # Use the loop's clock, because the wall clock may be corrected while a call waits for days.
         ends_at = asyncio.get_running_loop().time() + left_s
@@ -186,8 +186,8 @@ class Replies:
             self.expect(question, is_approval=wait.is_approval)
         replies = {to: self._open[question] for to, question in wait.questions.items()}
         try:
-            # A reply in `_early` was delivered before `expect`, so it will not be delivered again. Read it from the
-            # thread.
+            # A reply in `_early` was delivered before `expect`, so it will not be delivered again. Read such a reply
+            # from the thread.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
             # Pause after the lookup. If the reply is already there, no other reaction needs to start in the meantime.
@@ -201,7 +201,8 @@ class Replies:
                     if not reply.done():  # nobody needs this reply any more
                         _remember(self._dropped, wait.questions[to])
             else:
-                # The hub may hold a reply back behind other messages. Look it up before reporting a timeout.
+                # The hub may hold a reply back behind other messages. Look for missing replies before reporting a
+                # timeout.
                 await self._look_up(wait)
         except asyncio.CancelledError:
             for question in wait.questions.values():

@@ -1,8 +1,8 @@
 """State that the parts of one run share: the loop, its journal, and the listener for its events.
 
 A run is a reaction, or an agent called as a tool inside a reaction. `driver` creates the context. `model_call`,
-`review` and `tool_call` use it. The context of an inner run refers to the run around it (``outer``), because the
-reviewers, approvers and stream numbers of the outer run also apply to the inner run. The context itself makes no
+`review` and `tool_call` use the context. The context of an inner run refers to the run around it (``outer``), because
+the reviewers, approvers and stream numbers of the outer run also apply to the inner run. The context itself makes no
 decisions and awaits nothing.
 """
 

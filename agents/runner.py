@@ -86,7 +86,7 @@ class AgentRunner(ABC):
         self.policy = policy or AgentPolicy()
         self.visibility: Visibility = visibility
         self.playback: Playback | None = None
-        """Recorded outcomes that replace models, tools and reviewers in a replay. Set it before `run`."""
+        """Recorded outcomes that replace models, tools and reviewers in a replay. Set this attribute before `run`."""
 
         self._url = url
         self._token = token
@@ -191,7 +191,7 @@ class AgentRunner(ABC):
 
     async def stop(self) -> None:
         """End `run` and wait until it has returned. Running reactions are interrupted and stay open. The next runner
-        resumes them.
+        resumes these reactions.
         """
         self._stopping.set()
         await self._ended.wait()
@@ -275,11 +275,12 @@ class AgentRunner(ABC):
             await scheduler.handle_delivery(delivery)
         async for delivery in client.deliveries():
             if delivery.is_stale:
-                # The client queued this delivery before the ledger was replaced. Its seq now belongs to another message.
+                # The client queued this delivery before the ledger was replaced. The seq of the delivery now belongs to
+                # another message.
                 continue
             if client.welcome.network.epoch != epoch:
-                # This delivery already belongs to the new ledger. Keep it, because the hub does not send it again in
-                # this session.
+                # This delivery already belongs to the new ledger. Keep the delivery, because the hub does not send it
+                # again in this session.
                 self._first_delivery = delivery
                 raise LedgerReplaced
             await scheduler.handle_delivery(delivery)

@@ -1,5 +1,5 @@
-"""One running reaction: its task, the messages that it reads while it runs, its answer and its end. Also resumes
-reactions after a restart.
+"""One running reaction: its task, the messages that it reads while it runs, its answer and its end. This module also
+resumes reactions after a restart.
 
 `reaction_scheduler` creates and cancels running reactions. The method ``react`` of a runner drives each reaction. A
 restart may lose the state of this module: the ledger contains every started reaction (`journal`), and a restarted agent
@@ -107,7 +107,7 @@ class RunningReaction:
     """Messages that left the inbox to be read in this reaction but are not yet recorded as read, keyed by seq."""
 
     questions: Sequence[int] = ()
-    """Seqs of questions from before a restart. The reaction consumes the replies to them while it runs."""
+    """Seqs of questions from before a restart. The reaction consumes the replies to these questions while it runs."""
 
     is_awaited: bool = False
     """Whether somebody waits for this agent's answer."""
@@ -247,8 +247,8 @@ class RunningReaction:
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:
         """Give up a reaction that failed with ``error``. If the reaction had not started, return its message to the
-        hub, which delivers the message again, and return False. Otherwise, end the reaction. With ``is_told``, the
-        requester who waits for an answer is notified.
+        hub, which delivers the message again, and return False. If the reaction had started, end it. With ``is_told``,
+        the requester who waits for an answer is notified.
         """
         reason = f"{type(error).__name__}: {error}"
         try:
@@ -298,7 +298,7 @@ class RunningReaction:
 
     async def _decline(self, finish: Finish) -> None:
         """Notify the requester who waits for an answer that there is no answer."""
-        # The reason is text of the model. Do not send it if reviewers must check the model's text first.
+        # The reason is text of the model. Do not send the reason if reviewers must check the model's text first.
         is_reviewed = self.reaction is not None and self.reaction.control.withholds
         text = (finish.reason if finish.status == "finished" and not is_reviewed else "") or "there is no answer"
         try:
@@ -325,8 +325,8 @@ class RunningReaction:
 
 
 class InboxMessages:
-    """Messages that arrive in the thread of a running reaction, for ``on_new_message="inject"``. The model reads them
-    before its next turn.
+    """Messages that arrive in the thread of a running reaction, for ``on_new_message="inject"``. The model reads these
+    messages before its next turn.
 
     The hub decides which of these messages the reaction may read: everybody who gets its answer must be allowed to see
     them. The other messages get separate reactions.
@@ -410,8 +410,8 @@ async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader
 
 
 async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) -> tuple[BaseMessage, Recorded] | None:
-    """Return the trigger and the records of an open reaction. If they cannot be read, end the reaction and return
-    None.
+    """Return the trigger and the records of an open reaction. If the trigger or the records cannot be read, end the
+    reaction and return None.
     """
     journal = open_journal(client, opened.reaction)
     try:
@@ -427,8 +427,8 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
 
 
 async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
-    """Expect the replies that a reaction waited for before a restart. Return the seqs of its questions. Called before
-    any reply is delivered.
+    """Expect the replies that a reaction waited for before a restart. Return the seqs of the reaction's questions.
+    Called before any reply is delivered.
     """
     # Every question of the reaction was sent after its trigger, so the search in a thread can end there.
     since = recorded.started.trigger if recorded.started is not None else 0
@@ -473,8 +473,8 @@ async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, 
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
         # The records were deleted by retention, or written by another program. Treat the reply like any other message.
         return False
-    # A person's late message to an ended reaction is a new request. A program's late reply is not, because nobody reads
-    # it any more.
+    # A person's late message to an ended reaction is a new request. A program's late reply is not a request, because
+    # nobody reads it any more.
     return recorded.has_taken(message.seq) or (
         message.sender_kind != "human" and recorded.finished is not None and recorded.was_waiting_for(question)
     )

@@ -1,7 +1,7 @@
 """Agents that react by asking a model: `SimpleAgentRunner`, and a subclass for OpenAI-compatible servers.
 
-`react` renders the prompt, and creates the loop (`reaction`) and its driver. `running_reaction` runs them and concludes
-the reaction. The package of a model provider is imported only when it is used.
+`react` renders the prompt, and creates the loop (`reaction`) and its driver. `running_reaction` runs the driver and
+concludes the reaction. The package of a model provider is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
     In addition to ``tools``, the agent has the tools of every agent (`communication_tools`) and the operations of the
-    hub's mods. The agents in ``handoffs``, to which it may hand over a conversation, also have these network tools.
-    ``network_tools`` limits the network tools to some names or patterns (``channels_*``). `run` raises `ConfigError`
-    for a name that the network does not offer.
+    hub's mods. The agents in ``handoffs``, to which the agent may hand over a conversation, also have these network
+    tools. ``network_tools`` limits the network tools to some names or patterns (``channels_*``). `run` raises
+    `ConfigError` for a name that the network does not offer.
 
     ``template`` is the path of a custom conversation template. All tools can use ``state`` as `ToolContext.state`, for
     example a connection, a store, or an object that a test inspects. With ``owns_model``, the model is closed at the
@@ -217,7 +217,7 @@ class SimpleAgentRunner(AgentRunner):
                 is_alone=form != "full" and running.context.is_alone,
             )
             if not await running.journal.record_started(started):
-                # The reaction started before a restart. Its message is acknowledged at its end.
+                # The reaction started before a restart. The message of this reaction is acknowledged at the end.
                 running.recorded = await running.journal.load()
             elif running.delivery is not None and running.journal.is_new:
                 running.delivery.mark_known()  # the hub treats the record `started` as an acknowledgement
@@ -238,7 +238,7 @@ class SimpleAgentRunner(AgentRunner):
             threads=(incoming_thread_id, f"thread:{message.seq}"),
             frame=self._make_frame(form, is_chat=chat is not None),
             shorten=partial(self._render_shortly, form, threads, incoming_thread_id, shown, omitted),
-            # This is the agent's own id if it got the thread back.
+            # ``keeper`` is the agent's own id if the agent got the thread back.
             keeper=keeper.id if keeper is not None else None,
             earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
             sent_at=message.sent_at,
@@ -317,8 +317,8 @@ class SimpleAgentRunner(AgentRunner):
     def _render_shortly(
         self, form: PromptForm, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
     ) -> str:
-        """Render a short prompt for a model that rejects the full prompt as too long. It contains only the end of the
-        trigger's thread.
+        """Render a short prompt for a model that rejects the full prompt as too long. The short prompt contains only
+        the end of the trigger's thread.
         """
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
@@ -379,7 +379,8 @@ class SimpleAgentRunner(AgentRunner):
 def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool], *, own_first: bool = False) -> Agent:
     """Return the agent, and the agents to which it may hand over, with the tools that the hub offers.
 
-    ``own_first``: put the agent's own tools first. They are the same in each request, so providers can cache them.
+    ``own_first``: put the agent's own tools first. These tools are the same in each request, so providers can cache
+    them.
     """
     own = index_tools([*agent.tools, *common] if own_first else [*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))

@@ -4,7 +4,7 @@ agent then reacts once.
 `reaction_scheduler` uses this module together with the inbox. The hub decides on takeovers (`ThreadHeld`), so a restart
 may lose the state of this module. An interrupted reaction stays open in the ledger, which marks the reaction as
 overtaken. Waiting messages stay unacknowledged, unless a later message makes them context. After the takeover, a new
-reaction starts. Its id is derived from the interrupted reaction, so that a restarted agent finds the new reaction
+reaction starts. The id of the new reaction is derived from the interrupted reaction, so that a restarted agent finds it
 again. The interrupted reaction ends when the new reaction has ended, or when a later message replaces the trigger.
 """
 
@@ -202,15 +202,15 @@ class MessagesDuringTakeover:
         self._is_read = False
 
     async def take(self) -> NewMessages | None:
-        """Return the messages of the takeover at the first call, and new messages at later calls. Return None if
-        there are none.
+        """Return the messages of the takeover at the first call, and new messages at later calls. Return None if there
+        are no messages.
         """
         if not self._is_read:
             self._is_read = True
             messages = await self._find_messages()
             if messages:
-                # Return no seqs: these messages are only context. They need not be marked as read and require no
-                # answer.
+                # Return no seqs: these messages are only context. Messages of the takeover need not be marked as read
+                # and require no answer.
                 return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
         return await self._following.take() if self._following is not None else None
 

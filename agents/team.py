@@ -217,9 +217,9 @@ _Id = Annotated[str, AfterValidator(_check_id)]
 
 
 class ElsewhereChoice(Strict):
-    """A remote agent. ``url`` is the base address of its A2A card. The token is in an environment variable or in a file
-    (relative to the agent's file), and never in the agent's file itself. The token is sent in ``header``, as a bearer
-    token if the header is `Authorization`.
+    """A remote agent. ``url`` is the base address of the agent's A2A card. The token is in an environment variable or
+    in a file (relative to the agent's file), and never in the agent's file itself. The token is sent in ``header``, as
+    a bearer token if the header is `Authorization`.
     """
 
     url: Text
@@ -296,7 +296,7 @@ class AgentSpec(Strict):
     """Remote agent that takes the place of an instruction and a model."""
 
     adapter: Text | None = None
-    """Function ``module:function`` that creates an agent of another framework. This agent takes the place of an
+    """Function ``module:function`` that creates an agent of another framework. The created agent takes the place of an
     instruction and a model. The function receives an id and `RunnerOptions`, and returns an agent of
     `roundelay.adapters`.
     """

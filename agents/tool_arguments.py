@@ -1,9 +1,9 @@
 """Arguments of tool calls: converts a function's parameters to a JSON Schema, and validates the arguments that a model
 writes.
 
-`tools` uses this module for Python functions. `network_tools` and MCP servers use it for tools that have only a schema.
-A model reads the texts of `ToolArgumentsError` to correct its call, so the texts name the position of each problem and
-all parameters. Pure.
+`tools` uses this module for Python functions. `network_tools` and MCP servers use this module for tools that have only
+a schema. A model reads the texts of `ToolArgumentsError` to correct its call, so the texts name the position of each
+problem and all parameters. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     """
     try:
         # `get_type_hints` resolves annotations that are strings (`from __future__ import annotations`). `signature`
-        # does not resolve them.
+        # does not resolve such annotations.
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
     except (NameError, TypeError, ValueError) as error:
@@ -103,9 +103,9 @@ def read_required(parameters: JsonSchema) -> Sequence[object]:
 
 
 def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return an object schema that strict servers accept. It contains ``type``, ``properties``, ``required`` and
-    ``additionalProperties``, and each array has ``items``. Pydantic's titles are removed, because they only cost
-    tokens.
+    """Return an object schema that strict servers accept. The returned schema contains ``type``, ``properties``,
+    ``required`` and ``additionalProperties``, and each array has ``items``. Pydantic's titles are removed, because they
+    only cost tokens.
     """
     tidy = _tidy(schema)
     return {

@@ -222,7 +222,7 @@ class ToolCaller:
 class ToolRun:
     """One execution of a tool and its effects: messages, model usage, progress, data, and agents that it called.
 
-    Middleware may run a call several times. Each time is a separate execution.
+    Middleware may run a call several times. Each repetition is a separate execution.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class ToolRun:
         for address, count in self._sent.items():
             self._run.sent_counts[address] -= count
         self._sent.clear()
-        # Make a new context, which numbers message ids from the start again. They then match the ids of the first
+        # Make a new context, which numbers message ids from the start again. The ids then match the ids of the first
         # attempt.
         context = self._make_context()
         if tool.should_use is not None:
@@ -349,8 +349,8 @@ class ToolRun:
         return context
 
     async def _review_message(self, places: Iterator[int], text: str) -> tuple[str, Mapping[str, JsonValue]]:
-        """Review a message to the requester. Return the text to send and its metadata. Raises `ToolError`, which the
-        model reads, for a message that must not be sent.
+        """Review a message to the requester. Return the text to send and the metadata of the message. Raises
+        `ToolError`, which the model reads, for a message that must not be sent.
         """
         # Identify the message by its number in the call: a repeated attempt sends the same messages in the same order.
         place = next(places)
@@ -401,7 +401,9 @@ class ToolRun:
         run.emit(Progress(run.id, self._turn, text, self._planned.index, is_done=is_done, index=index, path=run.path))
 
     async def _run_agent(self, agent: Agent, text: str) -> Finish:
-        """Run an agent inside the call. The agent sees only ``text``. Its records are stored under the call's path."""
+        """Run an agent inside the call. The agent sees only ``text``. The records of this run are stored under the
+        call's path.
+        """
         number = len(self._inner_ends)
         path = path_of_call(self._run.path, self._turn, self._planned.index, number)
         inner = self._make_inner(self._turn, self._planned.index, number, agent, text)

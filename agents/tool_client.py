@@ -67,8 +67,8 @@ def takes_trigger(operation: OperationInfo) -> bool:
 
 @dataclass(slots=True)
 class ToolClient:
-    """Client for one tool call. It has methods of `NetworkClient` and adds ``message_id``, ``call_id`` and ``cause`` to
-    the requests.
+    """Client for one tool call. `ToolClient` has methods of `NetworkClient` and adds ``message_id``, ``call_id`` and
+    ``cause`` to the requests.
     """
 
     _client: NetworkClient
@@ -83,18 +83,18 @@ class ToolClient:
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
     """Reviews a text for the requester. Returns the text to send and the metadata of its message. Raises `ToolError`
-    for a text that must not be sent. If this is None, texts are not reviewed.
+    for a text that must not be sent. If ``review`` is None, texts are not reviewed.
     """
 
     admit: Callable[[str], None] | None = None
     """Called with the address of each message before the message is sent. Raises `ToolError` if the limit of messages
-    to one recipient is exceeded. If this is None, there is no limit.
+    to one recipient is exceeded. If ``admit`` is None, there is no limit.
     """
 
     queue: RecordQueue | None = None
     """Queue of the reaction's records. Waiting records are stored before each operation, and before or together with
-    each message. Otherwise people could see an effect of a model reply that a resumed reaction does not know. None if
-    the reaction keeps no records.
+    each message. Without this order, people could see an effect of a model reply that a resumed reaction does not know.
+    None if the reaction keeps no records.
     """
 
     threads: list[str] = field(default_factory=list)
@@ -148,7 +148,8 @@ class ToolClient:
 
         Raises `Forbidden` for an operation that would reveal other conversations.
         """
-        # The agent may read more than the person who asked. Its answer must not reveal messages of other conversations.
+        # The agent may read more than the person who asked. The agent's answer must not reveal messages of other
+        # conversations.
         if op in _UNFILTERED:
             raise Forbidden(f"{op} reveals other conversations. Inside a reaction, use network.history or network.why.")
         if op in _FILTERED:
@@ -257,8 +258,8 @@ class ToolClient:
             await pause_hook_timer(self.queue.flush())
 
     def _view(self) -> dict[str, Any]:
-        """Return the arguments with which the hub limits its answer to this reaction. They override the tool's own
-        arguments.
+        """Return the arguments with which the hub limits its answer to this reaction. These arguments override the
+        tool's own arguments.
         """
         narrower = {"visibility": self.visibility} if self.visibility is not None else {}
         return {"trigger": self.cause, **narrower}

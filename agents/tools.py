@@ -89,11 +89,11 @@ async def read_texts(
 class ToolContext:
     """Context of a call, for the tool. A parameter with this type receives the context and is hidden from the model.
 
-    ``call_id`` stays the same when the call is repeated after a restart. Use it as the key of an effect that must
-    happen only once. The ids of messages that ``client`` sends are derived from ``call_id``. ``run_agent`` runs another
-    agent on a text, as part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`).
+    ``call_id`` stays the same when the call is repeated after a restart. Use ``call_id`` as the key of an effect that
+    must happen only once. The ids of messages that ``client`` sends are derived from ``call_id``. ``run_agent`` runs
+    another agent on a text, as part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`).
     ``run_agent`` and ``waiter`` exist only inside a reaction. ``state`` is the runner's ``state`` for its tools. In a
-    scenario, it is the ``state`` of the scenario. ``form`` is the form of the reaction's prompt.
+    scenario, ``state`` is the ``state`` of the scenario. ``form`` is the form of the reaction's prompt.
     """
 
     agent_id: str
@@ -183,7 +183,7 @@ class Tool:
     """Rule that defines who may approve calls."""
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
-    """Called before each call. If it returns False, the model reads that the tool is disabled here."""
+    """Called before each call. If the result is False, the model reads that the tool is disabled here."""
 
     selection_rule: str = ""
     """Sentence about when to choose the tool. `features.registry` adds the sentence to the system message."""
@@ -212,7 +212,7 @@ class Tool:
             ) from error
 
     async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
-        """Run the tool with parsed arguments. Return its text, or any other value as compact JSON. Errors of the
+        """Run the tool with parsed arguments. Return the tool's text, or any other value as compact JSON. Errors of the
         function are raised unchanged.
 
         A sync function runs in a separate thread (`run_in_thread`). A cancellation ends the call and an async function.
@@ -221,7 +221,7 @@ class Tool:
         return (await self.run(context, kwargs))[0]
 
     async def run(self, context: ToolContext, kwargs: Mapping[str, object]) -> tuple[str, dict[str, JsonValue]]:
-        """Run the tool like `call`. Return its text and its data."""
+        """Run the tool like `call`. Return the tool's text and data."""
         value = await self._run(context, kwargs)
         if not isinstance(value, Output):
             return _encode_result(self.name, value), {}
@@ -292,8 +292,8 @@ def tool(
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
     selection_rule: str = "",
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
-    """Make a `Tool` from a typed function. Its docstring is the description, and its annotations (with pydantic's
-    ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
+    """Make a `Tool` from a typed function. The function's docstring is the description, and its annotations (with
+    pydantic's ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
 
     A tool is ``once`` unless it is ``idempotent`` or ``read_only``, because repeating an effect by mistake is worse
     than not repeating it. A ``read_only`` tool only computes or looks up values, so its calls need no additional

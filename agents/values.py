@@ -171,8 +171,8 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class NewMessages:
-    """Messages that arrived in the thread before a model call. ``text`` contains them in the form that the model reads.
-    ``answers``: the sender of at least one of the messages waits for an answer.
+    """Messages that arrived in the thread before a model call. ``text`` contains the messages in the form that the
+    model reads. ``answers``: the sender of at least one of the messages waits for an answer.
     """
 
     text: str
@@ -195,8 +195,8 @@ class ModelFailed:
 
 @dataclass(frozen=True, slots=True)
 class KeptMessage:
-    """One message of a recorded prompt. If the message is a tool's result, ``tool`` is the name of the tool. If it is a
-    reply, ``calls`` contains the names and arguments of its calls.
+    """One message of a recorded prompt. If the message is a tool's result, ``tool`` is the name of the tool. If the
+    message is a reply, ``calls`` contains the names and arguments of its calls.
     """
 
     role: str

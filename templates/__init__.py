@@ -18,8 +18,8 @@ CONVERSATION = "conversation.jinja"
 """User message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
 LEAN = "lean.jinja"
-"""Short form of `CONVERSATION`. Its additional variable ``listed_threads`` contains the id, sender and text of each
-thread that the prompt shows as one line.
+"""Short form of `CONVERSATION`. The additional variable ``listed_threads`` of this template contains the id, sender and
+text of each thread that the prompt shows as one line.
 """
 
 SYSTEM = "system.jinja"

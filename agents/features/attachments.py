@@ -255,8 +255,8 @@ def _read(value: object, *, is_image: bool) -> Attachment | None:
 
 
 def _is_address(text: str) -> bool:
-    """Return whether a provider can probably load an image from this URL. A provider refuses the whole request if it
-    contains an invalid URL.
+    """Return whether a provider can probably load an image from this URL. A provider refuses a request with an invalid
+    URL.
     """
     try:
         return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)

@@ -81,7 +81,7 @@ class _Claim:
     spent: Decimal
     needed: Decimal
     by: str = ""
-    """Agent that used most of the budget. Empty if this agent itself used most of it."""
+    """Agent that used most of the budget. Empty if this agent itself used most of the budget."""
 
 
 def _check_limits(
@@ -180,7 +180,7 @@ class Budget(Middleware):
             case "turn":
                 owner = (around.reaction, around.path)
                 turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
-                # The requests of this turn are not recorded yet, so this process counts them itself.
+                # This process itself counts the requests of the current turn, because they are not recorded yet.
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
                 # Each time an operator lets a stopped conversation continue, the conversation gets its full budget once
@@ -198,8 +198,8 @@ class Budget(Middleware):
         return _Claim((epoch, unit, scope, owner), scope, unit, limit, used, needed, by)
 
     def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
-        """Return the conversation's usage, and the other agent that used most of it. If this agent used most of it, the
-        second value is empty.
+        """Return the conversation's usage, and the agent that used most of the budget, or an empty string if this is
+        the agent itself.
 
         The records of one other agent count for at most `OTHERS_SHARE` of the budget. Therefore an agent that reports
         false usage, or that runs out of control, cannot use up the budget for all agents.

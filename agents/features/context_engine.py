@@ -104,7 +104,7 @@ class ContextEngine(Middleware):
 
     A summary has at most ``summary_tokens`` tokens (default 600, or a third of a smaller request limit). ``model``
     writes the summary; by default, the agent's own model does. ``count``, or an ``encoding`` of `tiktoken`, counts the
-    tokens. Without either option, the number of tokens is estimated.
+    tokens. Without ``count`` and ``encoding``, the number of tokens is estimated.
     """
 
     reduces_results = True
@@ -191,7 +191,7 @@ class ContextEngine(Middleware):
         summarized = previous.turns if previous is not None else 0
         target = int(self.limit * SHARE_AFTER)
         turns = 0
-        # Never summarize the newest block, because the model still has to read the results in it.
+        # Never summarize the newest block, because the model has not read the results in this block yet.
         while turns < len(parts.blocks) - 1:
             turns += 1
             rest = SplitRequest(parts.head, parts.blocks[turns:])
@@ -209,8 +209,8 @@ class ContextEngine(Middleware):
             text=text,
             audience=around.context.trigger.seq,
         )
-        # Name the tools whose results are in the summary. A data policy stores the summary only if it also stores their
-        # results.
+        # Name the tools whose results are in the summary. A data policy stores the summary only if it also stores the
+        # results of these tools.
         called = {
             call.name
             for message in state.history
@@ -397,7 +397,7 @@ def _reduce(block: Sequence[ChatMessage], reduced: Mapping[str, Reduced]) -> tup
 
 
 def write_reduced(content: str, reduced: Reduced) -> str:
-    """Return the text that replaces a result in later turns. This text is never longer than the result itself."""
+    """Return the text that replaces a result in later turns. The text is never longer than the result itself."""
     if reduced.summary is None:
         return cut(content, SHORT_CHARS)
     text = f"[summary of {len(content)} characters] {reduced.summary}"
@@ -414,8 +414,8 @@ def write_order(
 
 
 def _write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) -> str:
-    """Return blocks as lines of JSON. No text inside a JSON string can look like another line. Each text gets an equal
-    share of ``max_chars``.
+    """Return blocks as lines of JSON. No text inside a JSON string can look like another line. The texts of all
+    messages get equal shares of ``max_chars``.
     """
     messages = [message for block in blocks for message in block]
     share = max(SHORT_CHARS, max_chars // max(1, len(messages)))

@@ -10,7 +10,7 @@ A note of other middleware (`Around.keep`) is stored only if the policy stores t
 that the note names.
 
 The policy does not apply to messages, because they are the conversation itself: the answer, messages sent by tools,
-approval requests and decisions. It does not apply to events either, because events are not stored.
+approval requests and decisions. The policy does not apply to events either, because events are not stored.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class DataPolicy(Middleware):
             case "review":
                 return self._store_review(body)
             case "finished":
-                # Redact this reason, because the model wrote it. For any other status, the loop wrote the reason.
+                # Redact the reason of a finished reaction, because the model wrote it. For any other status, the loop
+                # wrote the reason.
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
@@ -181,7 +182,8 @@ class DataPolicy(Middleware):
         stored = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
         if isinstance(reply.get("origin"), Mapping):
             stored["reply"]["origin"] = self._store_origin(reply["origin"])
-        # Mark the changed parts. Otherwise a resumed run would use a redacted argument as if it were the real value.
+        # Mark the changed parts. Without such a mark, a resumed run would use a redacted argument as if it were the
+        # real value.
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**stored, ALTERED: changed} if changed else stored

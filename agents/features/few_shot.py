@@ -1,8 +1,8 @@
 """Middleware that shows examples to models that need them: short conversations with calls and answers, placed before
 the real conversation.
 
-The examples depend on the model of the turn. They follow the system message and stay the same from turn to turn, so
-that providers can cache them. Neither the records nor the history contain the examples.
+The examples depend on the model of the turn. The examples follow the system message and stay the same from turn to
+turn, so that providers can cache them. Neither the records nor the history contain the examples.
 """
 
 from __future__ import annotations

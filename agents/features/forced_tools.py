@@ -1,11 +1,12 @@
 """Middleware that forces the model to call certain tools in its first turn. In later turns, the model may choose
 freely. After a handoff, the same rule applies to the first turn of the new agent.
 
-`ForcedTools` is middleware around the model call. It sends one request per forced tool, concurrently, and merges the
-replies into one reply of the turn. The merged reply lists calls and texts in the order of the tools, and its usage is
-the sum. Only the merged reply is recorded, so a reaction that is killed earlier repeats all requests. Middleware that
-precedes `ForcedTools` in an agent's list wraps all these requests together. Middleware that follows it wraps each
-request. A message may force additional tools if the agent's author allows these tools.
+`ForcedTools` is middleware around the model call. `ForcedTools` sends one request per forced tool, concurrently, and
+merges the replies into one reply of the turn. The merged reply lists calls and texts in the order of the tools, and its
+usage is the sum. Only the merged reply is recorded, so a reaction that is killed earlier repeats all requests.
+Middleware that precedes `ForcedTools` in an agent's list wraps all these requests together. Middleware after
+`ForcedTools` in the list wraps each request. A message may force additional tools if the agent's author allows these
+tools.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class ForcedTools(Middleware):
         self.tool_names = (*self._names, *by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        # Set a flag for the context engine if the turn has several requests. Otherwise the engine would mistake their
-        # summed usage for the size of one request.
+        # Set a flag for the context engine if the turn has several requests. Without the flag, the engine would mistake
+        # the sum of their usage for the size of one request.
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 

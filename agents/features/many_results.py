@@ -1,8 +1,8 @@
 """Middleware that asks the model to write down the important facts after a turn with many results, because these
 results may be shortened later.
 
-This module is pure. Place it before `context_engine` in an agent's list, so that `context_engine` counts the added
-sentence.
+This module is pure. Place `ManyResults` before `context_engine` in an agent's list, so that `context_engine` counts the
+added sentence.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
     """Return the names that the model sees. ``wanted`` lists the tools as pairs of server and original name.
 
     Providers accept names of at most 64 characters from a small character set, so two converted names may be equal.
-    Such names get a hash of the original name at their end. The name of a tool does not depend on the order of the
+    Equal names get a hash of the original name at their end. The name of a tool does not depend on the order of the
     tools.
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
@@ -315,7 +315,7 @@ class SchemaCheck:
     """Process that validates arguments against the schemas of one server.
 
     `open` starts the process in advance, so that the first call does not have to wait. `close` ends the process. If a
-    check had to kill the process, the next check starts it again.
+    check had to kill the process, the next check starts the process again.
     """
 
     def __init__(self, server: str) -> None:

@@ -369,8 +369,8 @@ class ServerSession:
         await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
-        # Disable the SDK's validation of results. It would match patterns from the server's schema in the event loop,
-        # and a slow pattern would block the loop.
+        # Disable the SDK's validation of results. The validation would match patterns from the server's schema in the
+        # event loop, and a slow pattern would block the loop.
         setattr(client.session, "validate_tool_result", _skip_validation)  # noqa: B010  # assigned, mypy refuses it
         offered = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
         # Start the process here, so that the first call of a tool does not have to wait.

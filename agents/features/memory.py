@@ -40,8 +40,8 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 Write = Callable[[str, Sequence[BaseMessage]], str | Awaitable[str]]
-"""Function that returns a new summary. Its arguments are the previous summary, which is empty at first, and the later
-messages, oldest first.
+"""Function that returns a new summary. The function receives the previous summary, which is empty at first, and the
+later messages, oldest first.
 """
 
 SUM_UP = (
@@ -55,7 +55,9 @@ summarized.
 """
 
 ORDER_CHARS = 60_000
-"""Maximum total characters of the messages in a request for a summary. Each message gets an equal share."""
+"""Maximum total characters of the messages in a request for a summary. All messages of a request get equal shares of
+this number.
+"""
 
 MEMORY = "memory"  # name of the note, and key in ``state.values``
 _PLACED = "memory.placed"  # key in ``state.values``: whether the prepared request contains the memory

@@ -125,7 +125,7 @@ def _validate(value: object) -> Answer:
     answer = Answer(value) if isinstance(value, str) else value
     if not isinstance(answer, Answer) or not isinstance(answer.text, str):
         raise TypeError(f"it returned a {type(value).__name__} and must return the answer, as text or as Answer(...)")
-    # Convert the metadata to JSON and back. Otherwise the answer could not be sent if JSON cannot represent a value.
+    # Convert the metadata to JSON and back, because an answer with values that JSON cannot represent could not be sent.
     metadata = _METADATA.validate_json(to_json(dict(answer.metadata), inf_nan_mode="strings"))
     if (size := len(json.dumps(metadata))) > MAX_METADATA_CHARS:
         raise ValueError(f"its metadata has {size} characters; the maximum is {MAX_METADATA_CHARS}")

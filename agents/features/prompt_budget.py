@@ -34,8 +34,8 @@ class PromptBudget(Middleware):
     by the trigger's thread and the other threads. Newer messages have priority over older ones.
 
     ``per_thread`` limits each thread. ``per_message`` limits each message except the trigger; longer messages are
-    shortened. ``count``, or an ``encoding`` of `tiktoken`, counts the tokens. Without either option, the number of
-    tokens is estimated.
+    shortened. ``count``, or an ``encoding`` of `tiktoken`, counts the tokens. Without ``count`` and ``encoding``, the
+    number of tokens is estimated.
     """
 
     @checked(_check_sizes)

@@ -43,8 +43,8 @@ class ToolNotes:
     """Notes about a tool in the prompt, in addition to the tool's description.
 
     ``display_name`` is the tool's name for people. ``system_prompt`` contains instructions for the system message, and
-    ``user_prompt`` contains a reminder after the conversation. ``format`` explains how to show the results of the tool;
-    the prompt contains it after the first use of the tool.
+    ``user_prompt`` contains a reminder after the conversation. ``format`` explains how to show the results of the tool.
+    The prompt contains ``format`` after the first use of the tool.
     """
 
     display_name: str = ""
@@ -59,8 +59,8 @@ class PromptFacts:
 
     ``server_prompts`` and ``server_user_prompts`` are the texts about servers from the agent's author. The instructions
     of the servers themselves follow ``server_user_prompts``. These instructions are never part of ``server_prompts``,
-    because a server is untrusted and ``server_prompts`` is part of the system message. Both lists are read in each
-    turn, so they may be filled later.
+    because a server is untrusted and ``server_prompts`` is part of the system message. ``server_prompts`` and
+    ``server_user_prompts`` are read in each turn, so they may be filled later.
     """
 
     custom_instructions: str = ""

@@ -72,7 +72,7 @@ class Reference(BaseModel):
     url: str = ""
     text: str = ""
     n: int | None = None
-    """Number under which the text of the result itself cites the source."""
+    """Number that the text of the result itself uses to cite the source."""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ reports disabled tools.
 
 The loop asks `ToolRegistry` for tools once before each turn, so a change takes effect in the next turn. There are two
 kinds of changes. `register`, `unregister` and `clear` apply to all reactions of the agent, until the process ends. A
-tool result with ``use_sets`` in its data adds sets only in its own reaction. This data is part of the record, so a
+tool result with ``use_sets`` in its data adds sets only in its own reaction. The data of a result is recorded, so a
 resumed reaction has the same sets.
 """
 

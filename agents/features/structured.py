@@ -2,7 +2,7 @@
 asked again.
 
 The model answers by calling a tool whose parameter has the type, so an invalid value is handled like any invalid
-argument. In the last turn, which has no tools, the model writes JSON. This text is validated in the review of the
+argument. In the last turn, which has no tools, the model writes JSON. The JSON is validated in the review of the
 answer, and the model is asked again up to the policy's ``max_corrections`` times. The message contains the value as
 compact JSON, and as ``structured`` in its metadata.
 """

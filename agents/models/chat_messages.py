@@ -131,7 +131,7 @@ def _add_user(arranged: list[_Arranged], message: UserMessage, rules: EndpointRu
             last.notes.append(message.content)
         case _Result() if rules.notes == "in_results":
             # A result can contain only text, so send the images in a separate user message. An assistant message before
-            # it keeps the order of roles valid.
+            # the user message keeps the order of roles valid.
             arranged += [AssistantMessage(SEEN), message]
         case _:
             arranged.append(message)

@@ -1,7 +1,7 @@
 """Parser for replies of OpenAI-compatible servers, both complete replies and streams.
 
 Servers deviate from OpenAI's format in many ways: content as a list of parts, calls without an index or an id, streams
-without a finish reason. The arguments of `read_completion` and `Draft.add_chunk` are parsed JSON. Both raise
+without a finish reason. The arguments of `read_completion` and `Draft.add_chunk` are parsed JSON. These functions raise
 `ValueError` for a reply that cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
 """
 
@@ -226,8 +226,8 @@ class Draft:
     def _find_call(self, part: Json, position: int, count: int) -> CallDraft | None:
         """Return the call to which a piece belongs, or None if the piece begins a new call.
 
-        Use the id of the piece or, without an id, its index. Without both, use its position. A server may repeat an id
-        or index, send it only in the first piece, or send neither
+        Use the id of the piece or, without an id, its index. If a piece has neither an id nor an index, use its
+        position. A server may repeat an id or index, send it only in the first piece, or send neither
         (https://github.com/open-webui/computer/issues/224).
         """
         call_id, index, name = as_text(part.get("id")), _read_index(part), _read_name(part)
@@ -259,8 +259,8 @@ class Draft:
         return None
 
     def _begins_another(self, call: CallDraft, name: str, part: Json) -> bool:
-        """Return whether a piece begins a call after ``call``. Such a piece names a tool, and the name and arguments of
-        ``call`` are already complete.
+        """Return whether a piece begins a call after ``call``. A piece begins another call if it names a tool, and if
+        the name and arguments of ``call`` are already complete.
         """
         if not name:
             return False
@@ -534,7 +534,9 @@ def _list_objects(where: Json, name: str) -> Iterator[Json]:
 
 
 def _wrap_function(part: Json) -> Json:
-    """Return a call with its name and arguments inside ``function``. Some servers place both outside of it."""
+    """Return a call with its name and arguments inside ``function``. Some servers place the name and the arguments
+    outside of ``function``.
+    """
     if part.get("function") is not None or not isinstance(part.get("name"), str):
         return part
     return {**part, "function": {name: part.get(name) for name in ("name", "arguments")}}

@@ -79,7 +79,7 @@ class EventReader:
             self._name = ""
             return []
         if self._name == "error":
-            # An error need not be JSON. Report its text unchanged.
+            # An error need not be JSON. Report the text of such an error unchanged.
             return [self._finish_event(text)]
         self._finish_event(None)
         return [json.loads(text)]

@@ -18,8 +18,8 @@ _SAME_FOR_ALL = ("rejected", "content_filter", "context_too_long")
 
 
 class FallbackModel:
-    """Model that asks ``models`` in order until one of them answers. If all fail, it raises the last retryable
-    `ModelError`, or the last error if no error is retryable.
+    """Model that asks ``models`` in order until one of them answers. If all models fail, the last retryable
+    `ModelError` is raised, or the last error if no error is retryable.
     """
 
     def __init__(self, *models: Model) -> None:

@@ -194,8 +194,8 @@ def _render_call(call: ToolCall) -> str:
     try:
         return _write_step(call.name, json.loads(call.arguments or "{}"))
     except (ValueError, RecursionError):
-        # The loop answered this call with an error. Write its invalid arguments as a string, so that the step stays
-        # JSON.
+        # The loop answered this call with an error. Write the invalid arguments of the call as a string, so that the
+        # step stays JSON.
         return _write_step(call.name, call.arguments)
 
 

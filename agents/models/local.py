@@ -107,13 +107,14 @@ class LocalModel:
     """A model with its own `LocalServer`, which starts at the first call. `LocalServer` documents the other options.
 
     ``name`` is the model's name in the agent. Replies contain the name of the weights. The included model is too small
-    for the conversation prompt and for tools. It reads the instruction and the last messages of the trigger's thread as
-    plain chat (`small_chat`), and returns one short text. Sentences that people wrote themselves are removed from this
-    text. If no text is left, the model is asked once more. If the second text is empty too, the answer is `NOTHING`.
+    for the conversation prompt and for tools. The included model reads the instruction and the last messages of the
+    trigger's thread as plain chat (`small_chat`), and returns one short text. Sentences that people wrote themselves
+    are removed from this text. If no text is left, the model is asked once more. If the second text is empty too, the
+    answer is `NOTHING`.
 
     Set ``tools`` for larger weights. Such a model reads the complete prompt and replies with JSON that follows a
-    schema. The same applies to any model in turns that must call a tool. Call ``await close()`` at the end, or use
-    ``async with``.
+    schema. In turns that must call a tool, any local model replies with such JSON. Call ``await close()`` at the end,
+    or use ``async with``.
     """
 
     def __init__(

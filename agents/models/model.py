@@ -164,8 +164,8 @@ class ModelRequest:
 
     ``prompt`` is the beginning of the message with the conversation, and is identical in every turn of the reaction.
     Text after ``prompt`` may be specific to this turn. If ``can_call`` is True, calls run in this turn even for tools
-    that are not in ``tools``. If it is None, only calls of ``tools`` run. ``thread_id`` is the thread of the incoming
-    message.
+    that are not in ``tools``. If ``can_call`` is None, only calls of ``tools`` run. ``thread_id`` is the thread of the
+    incoming message.
     """
 
     messages: Sequence[ChatMessage]
@@ -191,7 +191,8 @@ class ModelReply:
     finish_reason: str = "stop"
     model: str = ""
     reasoning: str = ""
-    """The model's reasoning, if the provider returns reasoning. An agent may store it in a separate record."""
+    """The model's reasoning, if the provider returns reasoning. An agent may store the reasoning in a separate record.
+    """
 
     origin: ReplyOrigin | None = field(default=None, compare=False)
 

@@ -70,8 +70,8 @@ class OpenAIModel:
     time without a byte, and ``total_s`` limits the whole call.
 
     By default, a reply is streamed if the caller passes ``on_delta``. After a server has refused to stream, later
-    requests do not stream. If ``stream`` is True, every request streams. If it is False, no request streams. Call
-    ``await close()`` at the end, or use ``async with``.
+    requests do not stream. If ``stream`` is True, every request streams. If ``stream`` is False, no request streams.
+    Call ``await close()`` at the end, or use ``async with``.
 
     The constructor raises `ModelError` if the environment variable with the key is not set. A server on loopback needs
     no key.

@@ -103,7 +103,7 @@ def _read_message(element: ElementTree.Element) -> MessageView:
 
 
 def _find_prompt(messages: Sequence[ChatMessage], prompt: str) -> int:
-    """Return the index of the message with the prompt. Examples and earlier chat messages may come before it."""
+    """Return the index of the prompt message. Examples and earlier chat messages may come before this message."""
     users = [(at, message.content) for at, message in enumerate(messages) if isinstance(message, UserMessage)]
     conversation = next((at for at, content in users if _OPEN in content), None)
     if conversation is not None:

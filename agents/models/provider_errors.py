@@ -24,8 +24,8 @@ MAX_WORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """Error that a model provider reported. ``status`` is the HTTP status or the status inside the body. It is 0 if the
-    provider sent no status.
+    """Error that a model provider reported. ``status`` is the HTTP status or the status inside the body. ``status`` is
+    0 if the provider sent no status.
     """
 
     reason: ModelFailure
@@ -215,7 +215,7 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
         return "content_filter"
     if kinds & _BROKEN_CODES:
         return "broken_reply"
-    # Google also writes "you exceeded your current quota" about a quota per minute. In this case it states a delay.
+    # Google also writes "you exceeded your current quota" about a quota per minute, but then also states a delay.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"
     status = status or next((_STATUS_BY_CODE[kind] for kind in sorted(kinds) if kind in _STATUS_BY_CODE), 0)

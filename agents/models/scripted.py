@@ -137,7 +137,7 @@ class ScriptedModel:
         return ScriptedModel(self._script, name=name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Call the script once. Send its reasoning as one delta and its text as another."""
+        """Call the script once. Send the script's reasoning as one delta and its text as another."""
         try:
             answer = self._script(request)
             if inspect.isawaitable(answer):
@@ -196,7 +196,7 @@ def _list_actions(answer: Action | str | Iterable[Action] | None) -> list[Action
 
 
 def load_script(spec: str) -> Script:
-    """Import the callable ``package.module:function``. Raises `ModelError` if it does not exist."""
+    """Import the callable ``package.module:function``. Raises `ModelError` if the callable does not exist."""
     try:
         script: Script = import_callable(spec, "script")
     except ConfigError as error:
@@ -215,7 +215,7 @@ def _estimate(*texts: str) -> int:
     return sum((len(text) + 3) // 4 for text in texts)
 
 
-# Disable HTML escaping here: messages are plain text. The prompt of the receiving agent escapes them.
+# Disable HTML escaping here: messages are plain text. The prompt of the receiving agent escapes the text of messages.
 _ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -247,7 +247,9 @@ class When(Strict):
     contains: str | None = None
     """Substring of the trigger's text, ignoring case."""
     regex: Pattern | None = None
-    """Pattern to find in the trigger's text. Its groups are available as ``match`` in templates, by name and number."""
+    """Pattern to find in the trigger's text. The groups of the match are available as ``match`` in templates, by name
+    and number.
+    """
     thread: str | None = None
     """Id of the trigger's thread, with ``*`` as in file names."""
     turn: int | None = Field(None, ge=1)
@@ -255,8 +257,8 @@ class When(Strict):
     after: str | None = None
     """Name of a tool that the previous turn called."""
     result_regex: Pattern | None = None
-    """Pattern to find in a result of the previous turn. Its groups are available as ``match`` unless ``regex`` is
-    set.
+    """Pattern to find in a result of the previous turn. The groups of the match are available as ``match`` unless
+    ``regex`` is set.
     """
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:

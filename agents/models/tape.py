@@ -150,7 +150,7 @@ class _Hashes:
 
     @property
     def whole(self) -> str:
-        # Exclude the model and its settings. They are compared by name, so that the error can name the setting.
+        # Exclude the model and its settings: they are compared by name, so that the error can name the setting.
         return _digest(self.choice, self.all_tools, *self.messages, *self.attached)
 
 

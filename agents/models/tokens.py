@@ -129,7 +129,7 @@ _Dollars = Annotated[Decimal, Field(ge=0)]
 
 class Price(Strict):
     """Price of a model in US dollars per million tokens. ``cached`` is the price of prompt tokens from the provider's
-    cache. Its default is the price ``input``.
+    cache. The default of ``cached`` is the price ``input``.
     """
 
     input: _Dollars
@@ -138,7 +138,7 @@ class Price(Strict):
 
 
 class Prices(dict[str, Price]):
-    """Configured prices by model name. They have priority over the prices of the package `genai-prices`.
+    """Configured prices by model name. Configured prices have priority over the prices of the package `genai-prices`.
 
     A name without a version covers all versions (``gpt-4o`` covers ``gpt-4o-2024-08-06``).
     """
@@ -154,8 +154,8 @@ class Prices(dict[str, Price]):
             return Decimal(0)
         if price is not None:
             cached_price = price.input if price.cached is None else price.cached
-            # Some servers do not include cached tokens in the prompt tokens. Limit them, so that a cost is not
-            # negative.
+            # Some servers do not include cached tokens in the prompt tokens. Limit the cached tokens, so that a cost is
+            # not negative.
             cached = min(usage.prompt_tokens, usage.cached_tokens)
             fresh = usage.prompt_tokens - cached
             return (price.input * fresh + cached_price * cached + price.output * usage.completion_tokens) / 1_000_000
