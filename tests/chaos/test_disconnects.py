@@ -23,7 +23,7 @@ SENDS_AT_ONCE = 2
 STALL_S = 0.25
 SETTLE_TIMEOUT_S = 30.0
 LIMITS = {
-    "ping_interval_ms": 400,  # so that the hub detects half-open connections too
+    "ping_interval_ms": 400,  # with this interval, the hub detects half-open connections too
     "stall_timeout_ms": 2_000,
     "session_queue_bytes": 64 * 1024,
     "root_messages_per_s": 1_000_000,

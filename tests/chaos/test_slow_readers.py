@@ -224,7 +224,7 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> Non
         quiet_ms, quiet_growth = others.p99_ms(), memory.growth
 
         names = [f"never{number}" for number in range(load.stalled)]
-        for name in (*names, "slow"):  # registers them
+        for name in (*names, "slow"):  # the first join registers each agent
             await (await node.agent(name)).bye()
         first = len(loud.seqs)
         slow = await BareClient.open(node, "slow", receive_buffer_bytes=SMALL_BUFFER_BYTES)

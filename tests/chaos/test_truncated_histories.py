@@ -77,7 +77,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
                 network.day += 2
                 kept = [(await ann.broadcast("kept")).seq for _ in range(random.randint(1, 5))]
                 dropped += await network.cut()
-                from_cursor = number % 2 == 0  # otherwise from the hub's ack cursor
+                from_cursor = number % 2 == 0  # otherwise the sessions resume at the hub's ack cursor
                 resumes = {"late": late_cursor, "early": early_cursor}
                 for name, cursor in resumes.items():
                     async with network.client(f"{name}{number}", resume=cursor if from_cursor else None) as client:

@@ -213,7 +213,7 @@ async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
                 await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
                 await receiver.heard("got", len(receiver.named("got")) + 1)
                 await node.kill9()
-                if number % 3 == 2:  # while nobody answers, so that messages remain in the outbox
+                if number % 3 == 2:  # nobody answers now, so messages remain in the outbox
                     await sender.kill9()
                     story.note(sender)
                     sender = await story.start_sender(node.url)

@@ -760,7 +760,7 @@ async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:
         deliveries = zoe.deliveries()
         for _ in range(5):
             await (await anext(deliveries)).nack("no", retry_after_ms=1)
-        await zoe.send_text("ann", "given up")  # stored together with the last nack, or later
+        await zoe.send_text("ann", "given up")  # the hub stores this message together with the last nack, or later
         [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
         assert (status["state"], status["attempts"]) == ("dead", 5)
 

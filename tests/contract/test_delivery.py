@@ -331,7 +331,8 @@ async def test_the_fifth_failure_makes_a_dead_letter_and_the_thread_goes_on(
     again = await returned(node, bob)
     assert await again.contents_until("marker") == []
     alice_hears_once = [frame["body"] for frame in alice.unread if frame["type"] == "notice"]
-    assert alice_hears_once == [{"seq": seq, "agent_id": "bob", "attempts": MAX_ATTEMPTS}]  # contains no text of bob
+    # The report contains no text of bob.
+    assert alice_hears_once == [{"seq": seq, "agent_id": "bob", "attempts": MAX_ATTEMPTS}]
 
 
 async def test_the_dead_letter_notice_waits_for_nobody_else(node: Node, alice: WireSession, bob: WireSession) -> None:

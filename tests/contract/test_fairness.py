@@ -212,7 +212,7 @@ def test_what_is_not_answered_counts_as_well(stage: Stage, frame: bytes) -> None
     ann.take_frames()
     stage.say(frame, 1000)
     assert not stage.eve[0].is_read
-    assert len(ann.take_frames()) == (11 if b"signal" in frame else 0)  # signals beyond the rate are dropped
+    assert len(ann.take_frames()) == (11 if b"signal" in frame else 0)  # the hub drops signals beyond the rate
 
 
 def test_reads_and_acks_of_what_was_delivered_do_not_count(stage: Stage) -> None:

@@ -132,7 +132,7 @@ def test_a_memory_is_what_reading_all_of_them_gives(
                 last = network.stepped.run(network.hub.ledger.messages(readable))
                 thread_id = rng.choice([row.stream for row in last.values()] or ["broadcast"])
                 inside = [seq for seq, row in last.items() if row.stream == thread_id] or readable
-                if rng.random() < 0.3:  # of several threads
+                if rng.random() < 0.3:  # some requests name messages of several threads
                     inside = readable
                 seqs = sorted(rng.sample(inside, min(len(inside), rng.randint(0, 4))))
                 if rng.random() < 0.1:

@@ -62,7 +62,7 @@ async def test_those_who_only_read_along_cannot_do_it_together() -> None:
         root = (await mia.send("broadcast", "who knows?"))["seq"]
         asked = (await mia.send("agent:bob", "you?", cause=root))["seq"]
         taken = [(await use_up(each, "broadcast", root))[0] for each in crowd]
-        assert taken == [4, 4, 0, 0]  # half of 16 for all strangers
+        assert taken == [4, 4, 0, 0]  # all strangers together may use half of the 16
         for number in range(4):  # the agent that mia addressed can continue
             await bob.send("agent:mia", f"answer {number}", cause=asked)
         for number in range(2):
@@ -156,7 +156,7 @@ async def test_a_ring_without_causes_stops_and_says_so(size: int) -> None:
         ring = [await node.agent(name) for name in names]
         taken, stopped = await go_round(ring, names, 20 * size)
         assert stopped is not None
-        assert 5 * (size - 1) <= taken <= max(6 * size, 12)  # for messages to itself, every second one counts
+        assert 5 * (size - 1) <= taken <= max(6 * size, 12)  # the hub counts every second message of an agent to itself
         error = expect_error(stopped, "loop_stopped")
         assert "max_uncaused_answers" in error["message"]
         stopped_by = error["message"].partition(" ")[0]

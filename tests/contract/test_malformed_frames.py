@@ -398,7 +398,7 @@ async def test_a_wrong_frame_gets_one_error_and_changes_nothing(room: Room, row:
     if row.request_id is not None:
         assert row.request_id in (error.get("message_id"), error.get("call_id"), error.get("record_id"))
     await room.sender.settle()  # the session is still open
-    assert room.sender.unread == []  # and got only one error
+    assert room.sender.unread == []  # the sender got only one error
     assert await room.head() == head  # another session is open too, and nothing was stored
     assert room.witness.unread == []
 
@@ -590,7 +590,8 @@ async def test_blanks_around_a_frame_are_legal(room: Room) -> None:
 async def test_a_fragmented_text_message_is_legal(room: Room) -> None:
     message_id = new_id("odd")
     raw = f'{{"type":"send","message_id":"{message_id}","to":"agent:bob","content":"häppchen €"}}'.encode()
-    await echo(room, [raw[i : i + 1] for i in range(len(raw))], message_id)  # also splits multi-byte characters
+    # This split also cuts multi-byte characters.
+    await echo(room, [raw[i : i + 1] for i in range(len(raw))], message_id)
 
 
 async def test_a_frame_of_exactly_the_largest_size_is_legal(room: Room) -> None:

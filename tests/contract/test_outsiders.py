@@ -108,7 +108,7 @@ async def play(node: Node) -> Scene:
     sessions = {name: await node.agent(name) for name in KINDS if name not in ("person", "service", "newcomer")}
     sessions["person"] = await node.invite(host, "person")
     sessions["service"] = await node.invite(host, "service", kind="service")
-    for number in range(40):  # makes all seqs larger than any count
+    for number in range(40):  # these messages make all seqs larger than any count
         await host.send("broadcast", f"filler {number}")
     public: int = (await host.send("broadcast", "for everybody"))["seq"]
 

@@ -236,7 +236,8 @@ async def test_a_reaction_beyond_the_quota_ends_and_its_readers_are_told(clock: 
         notice = await mia.expect("notice", kind="budget_exhausted")
         assert (notice["body"]["seq"], notice["body"]["reaction"]) == (second, "r2")
         [status] = (await mia.call("network.message_status", {"seq": second}))["recipients"]
-        assert status["state"] == "delivered"  # not handled, because only a stored `started` acks its trigger
+        # Only a stored `started` acks its trigger, so the message is not yet handled.
+        assert status["state"] == "delivered"
 
 
 async def test_who_begins_again_and_again_beyond_its_quota_floods_nobody_with_notices(clock: Clock) -> None:

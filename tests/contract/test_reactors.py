@@ -282,7 +282,7 @@ async def test_a_reaction_whose_session_is_lost_counts_an_attempt(
     await again.drop()
     await alice.expect("presence", agent_id="bot", state="offline")
     await node.agent("bot", role="reactor")
-    assert await attempts() == finished  # nothing was open any more
+    assert await attempts() == finished  # no attempt was open any more
 
 
 async def test_a_trigger_that_kills_its_reactor_five_times_is_a_dead_letter(

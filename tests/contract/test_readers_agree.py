@@ -42,7 +42,7 @@ def check(network: RandomNetwork, agent_id: str, counts: Counter[str]) -> None:
         if may_read(network.hub.state, agent_id, head):
             expected[head.thread_id].append(head.seq)
     listed, before = [], {}
-    while True:  # reads small pages
+    while True:  # this loop reads small pages
         page = network.call(agent_id, "network.list_threads", limit=3, **before)["value"]
         listed += page["threads"]
         if not page["has_more"]:

@@ -493,7 +493,7 @@ async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
             assert bob.welcome.resume == "limited"
             await ann.send_text("bob", "new")
             assert await take(bob, 1) == ["new"]
-            await it.ledger.messages([])  # waits for the hub's earlier read of due messages
+            await it.ledger.messages([])  # this read waits for the hub's earlier read of due messages
     async with team(opener()) as it:
         assert list(it.hub.state.items("attempt")) == []
 
@@ -686,7 +686,7 @@ async def test_edits_reactions_and_pins_go_with_their_messages(opener: Opener, m
             [f"text {number}", "edited"] for number in (2, 3)
         ]
         assert shown[4:] == [{"reactions": {str(seq): {"+1": ["ann"]} for seq in seqs[2:]}}, {"pins": []}]
-        for seq in seqs[2:]:  # pins of deleted messages do not count
+        for seq in seqs[2:]:  # the hub does not count pins of deleted messages
             await ann.call("messages.pin", {"seq": seq})
         in_memory = await read_revisions(ann, seqs)
     async with team(opener(), day=it.day, mods=[MessageChanges()]) as it, it.joined("ann") as ann:

@@ -105,7 +105,8 @@ async def test_deleted_text_is_in_no_file_and_no_backup(tmp_path: Path) -> None:
     async with Network.open(path, mods=MODS) as network:
         ann = await network.join("ann")
         await ann.broadcast("Something else")
-        seq = (await ann.broadcast(f"The {SECRET} " * 2000)).seq  # large enough for separate pages, which are freed
+        # The text is large enough for separate pages, which SQLite frees.
+        seq = (await ann.broadcast(f"The {SECRET} " * 2000)).seq
         await ann.broadcast("And more")
         assert await search(ann, SECRET) == [seq]
         await call(ann, "edit", seq=seq, text=f"Another {SECRET}")

@@ -311,7 +311,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "files.read": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
     "files.download": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
     "files.list": (always("ok"), lambda seq: {}),
-    "channels.leave": (for_members(), lambda seq: {"name": "room"}),  # must be last, because it changes the membership
+    # This call must be last, because it changes the membership.
+    "channels.leave": (for_members(), lambda seq: {"name": "room"}),
 }  # fmt: skip
 Ask = Callable[[int], dict[str, Any]]
 FRAMES: dict[str, list[tuple[Expected, Ask]]] = {

@@ -169,7 +169,8 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # long, so that the NATS client itself creates its consumer again
+    # This wait is long, so that the NATS client itself creates its consumer again.
+    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)
     async with nats_server(tmp_path / "nats") as server:
         log = make_shared_log(server.url("lab"))
         await log.open()

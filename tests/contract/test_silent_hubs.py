@@ -181,7 +181,7 @@ async def test_what_is_sent_and_not_answered_is_bounded_and_the_rest_follows_in_
     hub = CountingHub()
     async with fake_hub(hub) as url, client_of(url) as ann, asyncio.timeout(TIMEOUT_S):
         sending = [asyncio.create_task(ann.send("agent:bob", "x" * 1000, message_id=f"m{it}")) for it in range(10)]
-        await asyncio.sleep(0)  # lets each task start
+        await asyncio.sleep(0)  # this step lets each task start
         sending[5].cancel()
         await ann.signal("typing", "mark", to="broadcast")
         await hub.marked.wait()

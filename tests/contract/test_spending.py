@@ -53,7 +53,7 @@ async def test_replies_are_added_up_for_the_reaction_the_root_and_the_day() -> N
         assert (of_ann["root"], of_ann["resumed"]) == (root, 0)
         assert of_ann["of_root"] == {"m1": used(2, 107, 13, 40, 5), "m2": used(1, 50, 5)}
         assert of_ann["of_reaction"] == of_ann["of_day"] == {"m1": used(1, 100, 10, 40, 5), "m2": used(1, 50, 5)}
-        of_bob = await bob.call("network.spent", {"seq": asked, "reaction": "r1"})  # not his
+        of_bob = await bob.call("network.spent", {"seq": asked, "reaction": "r1"})  # reaction r1 is not bob's
         assert of_bob["of_root"] == of_ann["of_root"]
         assert (of_bob["of_reaction"], of_bob["of_day"]) == ({}, {"m1": used(1, 7, 3)})
         await bob.call_refused("unknown_message", "network.spent", {"seq": root})
@@ -195,7 +195,7 @@ async def test_costs_are_answered_by_the_prices_that_the_node_knows() -> None:
 
 
 async def test_a_node_without_a_price_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "genai_prices", None)  # as if the package were not installed
+    monkeypatch.setitem(sys.modules, "genai_prices", None)  # the import fails as if the package were not installed
     async with running_node() as node:
         bob = await node.agent("bob")
         uses = [{"model": "gpt-4o-mini", "prompt_tokens": 1000}, {"model": "rules", "prompt_tokens": 5}]

@@ -79,7 +79,8 @@ async def test_what_is_reserved_is_refused_to_others_until_it_ends_and_its_holde
             assert (refused["reserved"], [it["agent_id"] for it in refused["taken"]]) == ([], ["ann"])
         told = (await ann.call("network.receive", {}))["messages"]
         assert [it["content"] for it in told] == ["bob wants what you have reserved: src/*."]
-        assert (await bob.call("reservations.release", {}))["released"] == []  # not another's
+        # Bob releases no reservation of another agent.
+        assert (await bob.call("reservations.release", {}))["released"] == []
         assert (await ann.call("reservations.release", {"paths": ["src/"]}))["released"] == ["src/*"]
         assert (await bob.call("reservations.reserve", {"paths": ["src/deep/x.py"]}))["taken"] == []
         now[0] = mine["reserved"][0]["until"]

@@ -154,7 +154,7 @@ async def test_who_holds_most_goes_when_everybody_waits(
 async def test_a_call_that_waits_for_news_holds_no_room(node: Node, figures: Figures) -> None:
     operator = await node.person("mia")
     head = (await operator.call("network.info"))["head"]
-    for number in range(8):  # more reads than one session may hold
+    for number in range(8):  # the test starts more reads than one session may hold
         args = {"after": head, "wait_ms": 20_000}
         await operator.send_frame({"type": "call", "call_id": f"w{number}", "op": "network.log", "args": args})
     assert (await operator.call("network.info"))["head"] == head
@@ -174,7 +174,7 @@ async def test_the_memory_of_a_node_stays_bounded_and_comes_back(tmp_path: Path)
             await ask_histories(session)
         operator = await node.person("operator")
         peak = 0
-        for _ in range(500):  # polls the held bytes; each answer triggers the next poll
+        for _ in range(500):  # this loop polls the held bytes; each answer triggers the next poll
             await operator.call("network.info")
             peak = max(peak, resident_bytes(node.pid))
         assert peak < quiet + 256 * MB

@@ -135,7 +135,7 @@ async def compare(reading: Reading, args: dict[str, Any], counts: Counter[str]) 
     try:
         expected = await read_anew(reading, **args)
     except UnknownMessage:
-        if args["trigger"] > 1:  # not theirs
+        if args["trigger"] > 1:  # this trigger does not belong to the agent
             await compare(reading, {**args, "trigger": args["trigger"] - 1}, counts)
         return
     found = await views.window(reading, **args)
@@ -185,7 +185,8 @@ def test_a_window_is_what_reading_every_message_anew_gives(
             rows = network.stepped.ledger._ledger
             for seq in rng.sample(range(20, network.hub.state.head), 12):
                 rows.damage(seq)
-            network.hub.registry.counts["recoveries"] += 1  # as after a restart: the data in memory was read before
+            # With this count, the hub treats its data in memory as read before a restart.
+            network.hub.registry.counts["recoveries"] += 1
         else:
             network.stepped.run(compare_at_a_reader(network, counts, rng))
         for _ in range(30):
@@ -227,7 +228,7 @@ def test_what_a_reaction_reads_does_not_grow_with_the_agents_past(
     note: Note,
     make_network: Callable[..., RandomNetwork],
 ) -> None:
-    monkeypatch.undo()  # restores the real limits
+    monkeypatch.undo()  # this call restores the real limits
     network = make_network(Random(1), tmp_path / "ledger.db" if kind == "sqlite" else None)
     people = ["tom"] if is_of_one_person else ["mia", *(f"person{number}" for number in range(20))]
     for person in people[1:]:
@@ -238,7 +239,7 @@ def test_what_a_reaction_reads_does_not_grow_with_the_agents_past(
         while made < past:
             made += 1
             network.send(people[made % len(people)], "agent:desk", conversation=f"c{made}")
-        react(network, "tom", f"before{past}")  # fills the memory
+        react(network, "tom", f"before{past}")  # these reactions fill the memory
         read[past] = react(network, "tom", f"now{past}")
     most = read[100]
     assert read[1000]["heads"] == most["heads"] == read[1]["heads"], read

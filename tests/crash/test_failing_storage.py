@@ -57,7 +57,8 @@ async def test_a_disk_that_fails_is_survived(
 async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "PAGE_BYTES", 4096)  # so that the writer has already read the few pages that it needs
+    # With small pages, the writer has already read the few pages that it needs.
+    monkeypatch.setattr(opening, "PAGE_BYTES", 4096)
     is_broken, tries = False, 0
 
     def fail(_: str) -> int:
@@ -87,7 +88,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(
         assert await bob.closed() == 4503
         await carol.call_refused("internal", "network.history", {"thread_id": "direct:bob~carol"})
         recent = await carol.call("network.history", {"thread_id": "direct:carol~dave"})
-        assert len(recent["messages"]) == 2  # from memory
+        assert len(recent["messages"]) == 2  # the hub answers this read from memory
         assert (await get_http(node.url, "/readyz"))[0] == 200
         await carol.send("agent:dave", "meanwhile")
         await dave.message("meanwhile")

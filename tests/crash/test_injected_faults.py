@@ -77,7 +77,7 @@ def _jump(by_s: int) -> Begin:
 
 def _open_no_file(faults: Faults, _: ProcessNode) -> None:
     faults.refuse("open", errno.EMFILE)
-    faults.refuse("write", errno.EIO, 1)  # so that the database must be opened again
+    faults.refuse("write", errno.EIO, 1)  # after this failure, the hub must open the database again
 
 
 MEETINGS = (
@@ -307,7 +307,7 @@ async def test_whichever_call_of_a_reopening_fails_the_history_is_the_same(
                 for passing in range(most):
                     await session.send("broadcast", "x", message_id=f"{kind}{passing}")
                     before = faults.refused(kind)
-                    faults.refuse("sync", errno.EIO, 1)  # so that the ledger must be opened again
+                    faults.refuse("sync", errno.EIO, 1)  # after this failure, the hub must open the ledger again
                     faults.refuse(kind, errno.EIO, 1, passing=passing)
                     await session.send_frame(
                         {"type": "send", "message_id": "during", "to": "broadcast", "content": "x"}

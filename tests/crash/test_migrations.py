@@ -410,7 +410,7 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
     dropped = await ledger.trim(Trim(messages_before=rows[5].at, records_before=rows[5].at, pinned=20))
     assert dropped.dropped == 5
     assert (await ledger.lookup(wanted)).stored == {(row.actor, row.key): row for row in rows[5:]}
-    for row in rows[5:]:  # also the key that was promoted when another one was dropped
+    for row in rows[5:]:  # these rows include the key that was promoted when another one was dropped
         with pytest.raises(KeyTaken):
             await ledger.append([msgspec.structs.replace(row, seq=21)], [])
     again = msgspec.structs.replace(rows[0], seq=21)

@@ -151,7 +151,7 @@ async def _prove(
     await late.leave()
     to_hear = total + sum(
         place.reply_to is not None for place in places
-    )  # with the messages that start the reply threads
+    )  # the sum includes the messages that start the reply threads
     cuts = await asyncio.gather(
         *(_write(peer, places, random, messages=messages, losses=losses) for peer in writers),
         *(_read(peer, random, total=to_hear, losses=losses) for peer in (cursor, floor)),

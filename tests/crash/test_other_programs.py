@@ -60,7 +60,7 @@ async def test_a_lock_held_by_another_program_is_waited_for_and_then_survived(tm
         await holder.hold()
         await carol.send_frame({"type": "send", "message_id": "m", "to": "broadcast", "content": "held up"})
         await carol.settle()
-        assert carol.unread == []  # messages that are not stored are not answered
+        assert carol.unread == []  # the hub does not confirm messages that it has not stored
         await holder.release()
         await carol.expect("stored", message_id="m")
 

@@ -95,7 +95,7 @@ async def test_an_agents_token_is_on_the_disk_before_the_hub_can_bind_it(
 
 def test_a_token_that_another_process_has_just_named_is_synced_before_it_is_used(disk: Disk) -> None:
     token = agent_token("ws://127.0.0.1:1/", "ann")
-    disk.names.clear()  # as if its process had been killed before the last step
+    disk.names.clear()  # this state is as if the process had been killed before the last step
     assert agent_token("ws://127.0.0.1:1/", "ann") == token
     assert [path.name for path in disk.names] == ["ann"]
 
@@ -110,7 +110,7 @@ async def test_an_owners_token_a_backup_and_an_export_are_on_the_disk_when_they_
     back_up(tmp_path / "team.db", tmp_path / "backup.db")
     await ledger.close()
     exported = tmp_path / "run.jsonl"
-    for _ in range(2):  # once for a new file, once for a replacement
+    for _ in range(2):  # the first pass creates a file, the second one replaces it
         with replace_file(exported) as file:
             file.write("all of it")
     for path in (tmp_path / "team.db.owner", tmp_path / "backup.db", exported):

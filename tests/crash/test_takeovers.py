@@ -287,7 +287,7 @@ async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: A
         follower_rows = await all_rows(auditor)
     assert follower_rows[: len(rows)] == rows, "the index of the one that followed is the leader's"
     assert other is not leader
-    for node in nodes:  # also of the stopped node
+    for node in nodes:  # the stopped node has an index too
         await verify(node)
     lost = set(it.stored.items()) - set(places)
     note(

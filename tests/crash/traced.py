@@ -163,7 +163,7 @@ class _Reader:
         if "O_CREAT" in arguments and path not in self._files:
             self._files[path] = f"file {next(self._numbers)}"
             yield Named(((path.removeprefix(self._folder), self._files[path]),))
-        file = self._files.get(path, "")  # otherwise a folder
+        file = self._files.get(path, "")  # an unknown path is a folder
         if "O_TRUNC" in arguments:
             yield Truncate(file, 0)
         self._open[descriptor] = _Open(file, is_synced="O_SYNC" in arguments or "O_DSYNC" in arguments)

@@ -107,7 +107,7 @@ async def test_tool_summaries_take_the_place_of_the_oldest_results_until_it_fits
     _, requests, records = await ask(network, script, engine)
     read = results(requests[-1])
     assert read[0] == "[summary of 1007 characters] page 1 says x"
-    assert [len(it) for it in read[2:]] == [1007, 1007, 1007]  # only as many as necessary
+    assert [len(it) for it in read[2:]] == [1007, 1007, 1007]  # the engine summarizes only as many results as necessary
     assert len(read) == 5
     kept = [it["body"]["content"] for it in records if it["kind"] == "tool_result"]
     assert [len(it) for it in kept] == [1007] * 5  # the ledger has the full results
@@ -321,7 +321,7 @@ def test_an_encoding_that_cannot_be_fetched_says_what_to_do(tmp_path: Path, monk
     monkeypatch.delitem(registry.ENCODINGS, "o200k_base", raising=False)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nobody.bind(("127.0.0.1", 0))  # this socket is bound but does not listen
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
         with pytest.raises(ConfigError) as caught:
@@ -479,7 +479,7 @@ async def test_the_incoming_thread_has_the_first_claim_to_the_prompts_budget(net
     assert "to ann 9" in direct
     assert direct.count("to ann ") == 6
     assert "<omitted>4 earlier messages omitted</omitted>" in direct
-    assert "in dev" not in prompt  # no room was left
+    assert "in dev" not in prompt  # no room was left for this channel
 
 
 async def test_what_the_incoming_thread_leaves_is_for_the_others(network: Network) -> None:

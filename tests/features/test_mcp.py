@@ -141,7 +141,7 @@ async def test_a_server_that_dies_in_a_call_is_an_answer_and_is_there_again(netw
 
 
 async def test_a_slow_server_is_an_answer(network: Network, tmp_path: Path) -> None:
-    patience_s = 3  # enough for the second call even on a loaded machine
+    patience_s = 3  # three seconds are enough for the second call even on a loaded machine
     _, requests = await ask(
         network, shop(tmp_path, timeout_s=patience_s), use(("shop_hang", {})), use(("shop_price", {"article": "pear"}))
     )

@@ -81,7 +81,7 @@ def test_prompt_names_tasks_of_its_conversation_that_its_people_may_see() -> Non
         asked = tom.heard[0].seq
         for client, title, cause, op in (
             (mia.client, "Shared <b>", first.seq, "complete"),
-            (tom.client, "Secret", asked, "complete"),  # in a thread that mia may not read
+            (tom.client, "Secret", asked, "complete"),  # mia may not read the thread of this message
             (mia.client, "Draft", first.seq, "claim"),
             (mia.client, "Cited", first.seq, "complete"),
             (mia.client, "Elsewhere", (await mia.client.send_text("tom", "hello")).seq, "complete"),

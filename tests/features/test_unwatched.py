@@ -68,7 +68,7 @@ async def test_whoever_begins_to_watch_in_the_middle_sees_the_state_and_the_rest
             waits.set()
             await goes_on.wait()
             on_delta(ModelDelta("rains."))
-            await asyncio.sleep(0.3)  # pieces are sent ten times per second
+            await asyncio.sleep(0.3)  # the runner sends pieces ten times per second
             return ModelReply("It rains.", usage=Usage())
 
     mia = await Person.join(network, "mia")

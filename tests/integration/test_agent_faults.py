@@ -195,7 +195,7 @@ async def test_a_send_whose_answer_is_late_is_waited_for_and_not_called_a_failur
     async with running(network, make_runner("bob", script, policy=AgentPolicy(tool_timeout_s=0.01))):
         await mia.client.send_text("bob", "go")
         await stored.wait()
-        await asyncio.sleep(0.05)  # longer than the timeout of other tools
+        await asyncio.sleep(0.05)  # this time is longer than the timeout of other tools
         release.set()
         assert (await mia.hear()).text == "The message is on its way to ann."
     assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["The invoice is paid."]
@@ -212,7 +212,7 @@ async def test_what_a_tool_of_ones_own_sends_follows_from_the_message_and_is_sen
         await context.client.send_text("ann", "one")
         await context.client.send_text("ann", "two")
         if len(reactions) == 1:
-            raise Overloaded("busy", 1)  # so the call is repeated
+            raise Overloaded("busy", 1)  # this error makes the agent repeat the call
         return "told"
 
     async with running(network, make_runner("bob", first_call("tell_ann"), tools=[tell_ann])):
@@ -485,7 +485,8 @@ async def test_the_prompt_says_how_many_threads_it_leaves_out_and_counts_only_wh
         make_runner("bob", script, policy=policy),
         *(make_runner(it, lambda request: finish()) for it in ("amy", "ben", "cid")),
     ):
-        await leo.ask("bob", "leo's own affair")  # not for mia's prompts, so not counted there
+        # This message does not belong to mia's prompts, so their count omits it.
+        await leo.ask("bob", "leo's own affair")
         await mia.ask("bob", "tell them")
         await mia.ask("bob", "and now?")
     prompt = prompts[-1]

@@ -307,10 +307,10 @@ async def test_a_request_survives_restarts_of_the_agent_the_hub_and_the_person(t
             await decide(mia, request, "/approve")
         async with running(
             network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=3600))
-        ):  # notified in another way then
+        ):  # a restarted agent is told of the decision in another way
             if decided == "after it is back":
                 await decide(mia, request, "/approve")
-            assert (await mia.hear()).seq == request.seq  # not acknowledged before the hub went down
+            assert (await mia.hear()).seq == request.seq  # mia did not acknowledge the request before the hub went down
             assert (await mia.hear()).text == "5 paid to ann"
         said = [text.partition(" ")[0] for sender, text in await mia.history("direct:bob~mia") if sender == "bob"]
     assert said == ["May", "5"], "it asked once"

@@ -463,7 +463,7 @@ async def test_a_vote_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
     async with Network.open(path) as network:
         tom, mia, zoe = await join(network, "tom", "mia", "zoe")
         assert (await items(mia), len(await items(zoe))) == ([], 1)
-        await decide(zoe, request, "/approve")  # while the agent is offline
+        await decide(zoe, request, "/approve")  # the agent is offline now
         heard = Heard()
         async with running(network, till.make_runner(on_event=heard)):
             await heard.finished()

@@ -52,7 +52,7 @@ def test_a_measure_gives_its_lines(tmp_path: Path, measures: tuple[str, ...]) ->
         assert len(line["values"]) == 1
         assert line["values"][0] > 0
         assert line["title"] in done.stdout
-    assert lines["full_fsyncs"]["median"] < 1000  # commits are shared
+    assert lines["full_fsyncs"]["median"] < 1000  # commits share their syncs
     assert set(results["details"]) == set(measures)
     assert results["machine"]["cores"] >= 1
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]  # nodes and ledgers are deleted

@@ -86,7 +86,8 @@ async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession)
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": True}})
         await chat.line("bob is thinking")
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):  # longer than the quiet time after which the chat would leave
+            # This time is longer than the quiet time after which the chat would leave.
+            async with asyncio.timeout(3):
                 await chat.process.wait()
         await bob.send("agent:mia", "done")
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": False}})
@@ -99,7 +100,8 @@ async def test_it_waits_as_long_as_a_reaction_is_open(node: Node) -> None:
     old = await node.agent("old", role="reactor")
     zoe = await node.person("zoe")
     await zoe.send("agent:old", "never finished")
-    await start_reaction(old, await old.message("never finished"), "r0")  # belongs to an agent that is offline
+    # This reaction belongs to an agent that is offline.
+    await start_reaction(old, await old.message("never finished"), "r0")
     await old.drop()
     async with chatting("--to", "bob") as chat:
         await chat.type("work on it, silently")

@@ -110,7 +110,7 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
 
 async def test_a_leader_that_is_stopped_names_the_one_that_goes_on(tmp_path: Path) -> None:
     async with leader_and_follower(tmp_path) as (_, leader, follower):
-        async with join([leader], "mia") as mia:  # knows no other node
+        async with join([leader], "mia") as mia:  # this client knows no other node
             first = await mia.send("broadcast", "Before")
             assert await leader.end(signal.SIGTERM) == 0
             assert (await mia.send("broadcast", "After")).seq > first.seq

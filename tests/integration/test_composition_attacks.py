@@ -288,7 +288,7 @@ async def test_a_thread_that_stays_elsewhere_waits_for_one_that_is_away_while_th
     async with asyncio.timeout(PATIENCE_S), running(network, desk):
         async with running(network, make_runner("lawyer", lawyer)):
             assert (await mia.ask("desk", "one")).text == "law 1"
-        for text in ("two", "three"):  # while lawyer is offline
+        for text in ("two", "three"):  # the agent `lawyer` is offline now
             await mia.client.send_text("desk", text)
         for _ in range(2):
             await waits.acquire()

@@ -162,7 +162,8 @@ def test_a_question_that_nobody_can_answer_is_answered_so() -> None:
 def test_an_agent_killed_at_its_work_changes_no_message(
     agent_id: str, undisturbed: tuple[list[BaseMessage], str]
 ) -> None:
-    messages, screen = run(DemoPlan(kill=agent_id, thinking_s=0.4))  # long enough for an interruption on a busy machine
+    # The pause is long enough for an interruption on a busy machine.
+    messages, screen = run(DemoPlan(kill=agent_id, thinking_s=0.4))
     assert places(messages) == places(undisturbed[0])
     first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
     assert first != second

@@ -198,7 +198,7 @@ def test_the_image_has_the_packages_of_its_extras_by_their_hashes_and_none_of_th
     ]
     seen: set[str] = set()
     waiting = [Requirement(it) for it in wanted]
-    while waiting:  # with all their dependencies in turn
+    while waiting:  # the loop also visits the dependencies of each package
         needed = waiting.pop()
         name = canonicalize_name(needed.name)
         if name in seen or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):

@@ -30,7 +30,7 @@ async def test_file_is_put_listed_and_fetched(tmp_path: Path, monkeypatch: pytes
         assert f"Stored data.bin as {stored['file']}." in changed.out
         [listed] = json.loads((await invoke("files", "list", "--json", *options)).out)["files"]
         assert (listed["file"], listed["versions"]) == (stored["file"], [1, 2])
-        refused = await invoke("files", "get", stored["file"], *options, code=2)  # a name that exists
+        refused = await invoke("files", "get", stored["file"], *options, code=2)  # a file of this name exists already
         assert "data.bin exists" in refused.err
         await invoke("files", "get", stored["file"], "first.bin", "--version", "1", *options)
         await invoke("files", "get", stored["file"], "second.bin", *options)

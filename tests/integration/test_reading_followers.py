@@ -61,12 +61,12 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         mia, ann = await there.person("mia"), await there.agent("ann")
         eve = await there.invite(mia, "eve")
         first_token = there.tokens["eve"]
-        eve_again = await there.invite(mia, "eve")  # with a second token
+        eve_again = await there.invite(mia, "eve")  # eve now has a second token
         await there.invite(mia, "kim")
         await mia.send("agent:ann", "one")
         reader, welcome = await look(follower, "mia", OWNER)
         assert (welcome["is_read_only"], welcome["follows"]["leader"]) == (True, f"127.0.0.1:{leader.port}")
-        await mia.send("agent:ann", "two")  # arrives while a reader is connected there
+        await mia.send("agent:ann", "two")  # this message arrives while a reader is connected there
         assert await reader.contents_until("two") in ([], ["one"])
         sent_at = (await mia.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"][-1]["sent_at"]
         await until_as_of(reader, sent_at)
@@ -92,8 +92,8 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
             told = expect_error(await reader.expect("error"), "forbidden")
             assert f"127.0.0.1:{leader.port}" in told["message"]
         for agent_id, kind, token, more in (
-            ("new", "agent", make_token(), {}),  # would be registered
-            ("ann", "agent", there.tokens["ann"], {"role": "reactor"}),  # would replace another session
+            ("new", "agent", make_token(), {}),  # a node that accepts this join would register the agent
+            ("ann", "agent", there.tokens["ann"], {"role": "reactor"}),  # this join would replace another session
             ("mia", "human", OWNER, {"card": {"about": "another"}}),
         ):
             refused = await WireSession.open(f"{follower.url}?read_only=1")

@@ -174,7 +174,7 @@ def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
             "then": [{"as": "mia", "to": "desk", "send": "x2"}, {"as": "mia", "decide": {"approve": "thread"}}],
         },
         {"wait": "idle"},
-        {"as": "mia", "to": "desk", "send": "x2"},  # already approved
+        {"as": "mia", "to": "desk", "send": "x2"},  # the thread is already approved
         {"wait": "idle"},
     ]
     expected = [

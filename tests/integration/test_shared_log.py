@@ -625,7 +625,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
     listen = shared.next_broadcast
 
     async def note_listen() -> str:
-        if "last:1" in names:  # and has been processed
+        if "last:1" in names:  # the node has also processed this message
             are_heard.set()
         said = await listen()
         names.add(Heartbeat.read(said).node)
@@ -1063,7 +1063,7 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     for _ in range(3):
         with pytest.raises(LogFull):
             await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
-        await leader.expire_calls(99)  # this can wait
+        await leader.expire_calls(99)  # the expiry of calls can wait until the log has room
         await leader.verify()
     assert await make_and_count(log) == end
     await leader.close()
@@ -1158,7 +1158,7 @@ async def test_a_leader_that_is_cut_off_from_its_log_is_ready_no_more(tmp_path: 
                 while (answer := await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 assert (answer.status, answer.body) == (503, "the ledger does not answer\n")
-                assert node.hub.status.is_open  # before UNREACHED_S, when the sessions are closed
+                assert node.hub.status.is_open  # this moment is before UNREACHED_S, when the node closes its sessions
                 with pytest.raises(InvalidStatus):
                     await people.agent("bob")
                 cable.mend()

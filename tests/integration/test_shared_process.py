@@ -325,7 +325,7 @@ async def test_one_wrong_file_of_a_shared_process_stops_the_start(team: Path) ->
     assert "missing.j2" in done.err
 
 
-@pytest.mark.full  # waits until the node is certain
+@pytest.mark.full  # this test waits until the node is certain
 @pytest.mark.parametrize("tool", ["block", "hold"])
 async def test_an_agent_that_blocks_the_event_loop_is_isolated(team: Path, tool: str) -> None:
     async with node_up(team) as (up, url), person(url) as mia:

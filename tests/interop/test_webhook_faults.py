@@ -212,9 +212,10 @@ async def test_over_tls_the_certificate_has_to_be_trusted_and_the_names_own(
         both = tmp_path / "both.pem"
         both.write_bytes(own_certificate.read_bytes() + other_certificate.read_bytes())
         monkeypatch.setenv("SSL_CERT_FILE", str(both))
-        monkeypatch.setattr(posts, "_trust", posts._TrustStore())  # as in a gateway that was started with this setting
+        # This store is as in a gateway that was started with this setting.
+        monkeypatch.setattr(posts, "_trust", posts._TrustStore())
         assert "certificate is not trusted" in (refused := await tried(other.port))
-        assert "other.example" not in refused  # contains no text of the receiver
+        assert "other.example" not in refused  # the error contains no text of the receiver
         assert "no answer" in await tried(receiver.port)  # this receiver does not speak TLS
         assert (own.got, other.got, receiver.got) == ([], [], [])
         assert await tried(own.port) == "it answered 204"

@@ -83,7 +83,8 @@ async def test_each_message_is_posted_signed_in_order_and_handled_when_the_recei
         await receiver.wait_for(3)
         # The receiver got the first message again and again, and no other one before it.
         assert set(receiver.contents()) == {0}
-        assert [await state_of(mia, seq) for seq in seqs] == ["queued"] * 5  # not accepted, so not reported as accepted
+        # The receiver did not accept these messages, so the hub does not report them as accepted.
+        assert [await state_of(mia, seq) for seq in seqs] == ["queued"] * 5
         assert (await wait_for_status(hook, why="it answered 503"))["failing_since"] is not None
         taken.set()
         await wait_for_state(mia, seqs[-1], "handled")
@@ -137,7 +138,7 @@ async def test_gone_ends_it_a_redirect_is_not_followed_and_a_receiver_that_is_aw
         receiver.answers = lambda *_: 410
         await hook.post("/v1/webhook/resume", {})
         await wait_for_status(hook, state="gone", why="it answered 410")
-        receiver.answers = lambda *_: None  # closes the connection without an answer
+        receiver.answers = lambda *_: None  # the receiver closes the connection without an answer
         tried = await hook.post("/v1/webhook/test", {})
         assert tried == {"answer": "away", "told": "no answer (RemoteProtocolError)"}
         receiver.answers = lambda *_: 200
@@ -364,7 +365,8 @@ async def kill_in_rounds(tmp_path: Path, rounds: int, per_round: int) -> None:
                         processes["gateway"] = await spawn_gateway()
                     elif victim == "receiver":
                         processes["receiver"] = await spawn_receiver()
-                        await hook.post("/v1/webhook/resume", {})  # at once, and not at the next retry
+                        # The hub delivers at once, and does not wait for the next retry.
+                        await hook.post("/v1/webhook/resume", {})
                 await wait_for_state(await node.person("mia"), seqs[-1], "handled")
         finally:
             for process in processes.values():

@@ -128,7 +128,7 @@ INTERNAL = {
         "end",
     )
 }
-"""Methods that only other modules of the package call. The page leaves them out."""
+"""Methods that only other modules of the package call. The page leaves these methods out."""
 
 HEAD = """\
 # The Python API

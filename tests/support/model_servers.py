@@ -370,7 +370,7 @@ class KimiServer(ThinkingServer):
         for chunk in super().write_chunks(said):
             if chunk["choices"] and chunk["choices"][0]["finish_reason"]:
                 chunk["choices"][0]["usage"] = USAGE
-            if chunk["choices"]:  # no chunk with usage only
+            if chunk["choices"]:  # this server sends no chunk that has only usage
                 yield chunk
 
     def say_missing(self, place: int) -> str:

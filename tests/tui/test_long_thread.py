@@ -52,5 +52,5 @@ async def test_a_long_thread_is_read_from_end_to_end_in_a_window() -> None:
                 most = max(most, len(screen.app.query(MessageBox)))
             last = f"message {MESSAGES}"
             await screen.until(lambda: screen.window.scroll_end(animate=False) or last in screen.text)
-            assert most <= MAX_SHOWN + 50  # while a page is inserted
+            assert most <= MAX_SHOWN + 50  # the screen may exceed its limit while it inserts a page
             assert len(screen.app.query(MessageBox)) <= MAX_SHOWN

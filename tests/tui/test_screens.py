@@ -117,7 +117,7 @@ async def test_nothing_is_acknowledged_that_was_not_on_the_screen() -> None:
         await it.screen.press("enter")
         await it.screen.shows("text 0")
         await until_state(it.ann, seqs[0], "mia", "handled")
-        assert await state(it, seqs[-1]) == "delivered"  # scrolled out of view
+        assert await state(it, seqs[-1]) == "delivered"  # this message is scrolled out of view
         await it.screen.press("escape", "G")
         await it.screen.shows("text 39")
         await until_state(it.ann, seqs[-1], "mia", "handled")

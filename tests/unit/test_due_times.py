@@ -164,7 +164,7 @@ def test_hook_learns_how_long_the_watched_participant_was_absent() -> None:
         present, left, restarted = (content["absent_ms"] for content in heard(simulation))
         assert present == 0
         assert 29_000 <= left <= 32_000
-        assert 29_000 <= restarted <= 32_000  # counted from the restart, not from the disconnect
+        assert 29_000 <= restarted <= 32_000  # the hub counts from the restart, not from the disconnect
 
     simulate(main, mods=[Alarm()])
 

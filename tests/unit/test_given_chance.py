@@ -16,7 +16,7 @@ SOURCES = {"random", "secrets", "time", "uuid", "now()", "today()", "utcnow()"}
 ALLOWED = {
     "network/clock.py": {"secrets", "time"},
     "network/platforms.py": {"time"},  # the time since the start of the machine or process
-    "network/core/joining.py": {"secrets"},  # tokens are created once and stored
+    "network/core/joining.py": {"secrets"},  # the hub creates tokens once and stores them
     "network/client/client.py": {"random"},  # the default of `jitter`
     "network/hub/batch_writer.py": {"time"},  # the duration of a commit, for the metrics
     "agents/models/provider_errors.py": {"time"},  # a provider's date in `retry-after`

@@ -286,7 +286,8 @@ async def test_what_a_mod_sends_and_keeps_counts_for_whoever_it_is_for() -> None
             return use["messages"], use["bytes"]
 
         heard = ann.__aiter__()
-        await ann.send("mod:tasks", "please")  # counts itself, the hook's answer, and the message after the IO
+        # This message counts, and so do the hook's answer and the message after the IO.
+        await ann.send("mod:tasks", "please")
         assert [(await anext(heard)).content for _ in range(2)] == ["seen", "done"]
         assert (await used())[0] == 3
         before = await used()

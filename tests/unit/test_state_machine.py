@@ -566,7 +566,8 @@ class Delivery(RuleBasedStateMachine):
             for _ in range(times):
                 self.count("reactors lost")
                 self.lose(reactor)
-                inbox.failures[seq] = inbox.failures.get(seq, 0) + 1  # counted when the next reactor takes over
+                # The hub counts this failure when the next reactor takes over.
+                inbox.failures[seq] = inbox.failures.get(seq, 0) + 1
                 if inbox.failures[seq] == MAX_FAILURES:
                     self.bury(agent, seq)
                 reactor = self.come_as_reactor(agent)

@@ -297,7 +297,7 @@ async def test_a_sync_function_does_not_block_the_loop() -> None:
 
     task = asyncio.create_task(run(tool(wait), ""))
     await asyncio.sleep(0)
-    released.set()  # reached only if the event loop continues
+    released.set()  # the test reaches this line only if the event loop continues
     assert await task == "released"
 
 

@@ -222,7 +222,7 @@ def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
                     name for name in everybody if may_read(state, name, label) or may_read(state, name, its)
                 }
                 for_all = reading | (set(parties(label)) if label.kind == "direct" else set())
-                if not expected and touched.isdisjoint(PEOPLE):  # includes removed people
+                if not expected and touched.isdisjoint(PEOPLE):  # PEOPLE includes removed people
                     expected = all(knows(state, name, its, trigger.seq) for name in for_all)
                     shared += expected
             assert rule.admits(message, its) == expected, (seed, trigger, message)

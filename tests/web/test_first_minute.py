@@ -291,7 +291,7 @@ async def test_letters_are_shortcuts_on_a_row_that_the_keyboard_chose(
     await page.keyboard.press("r")
     await expect(page.get_by_text("Replying to")).to_be_visible()
     await expect(thread.composer).to_have_value("")
-    await page.keyboard.press("Escape")  # leaves the reply to one message
+    await page.keyboard.press("Escape")  # this key leaves the reply to one message
     await page.keyboard.press("Escape")
     await page.keyboard.press("n")
     await expect(page.get_by_role("dialog", name="New conversation")).to_be_visible()

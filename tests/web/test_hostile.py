@@ -161,7 +161,7 @@ async def test_what_hostile_participants_write_is_shown_and_runs_nowhere(
             async with shared_team.client(person) as client:
                 trigger = (await client.send_text(enemy, "and now?")).seq
             await screen.open_inbox()
-            await screen.open_thread(thread_id)  # back at the end of the thread
+            await screen.open_thread(thread_id)  # this call returns to the end of the thread
             await expect(thread.message("and now?")).to_be_visible()
             await signal_everything(mallory, thread_id, trigger, texts)
             await expect(thread.live.first).to_be_visible()

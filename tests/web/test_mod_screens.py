@@ -52,4 +52,4 @@ async def test_a_person_works_with_the_boards_and_documents_of_mods(tmp_path: Pa
         await page.go_back()
         await expect(main.get_by_role("button", name="Fix the pump")).to_be_visible()
         await expect(page.get_by_role("dialog")).to_have_count(0)
-        await page.goto("about:blank")  # leaves the page before the node stops
+        await page.goto("about:blank")  # this call leaves the page before the node stops

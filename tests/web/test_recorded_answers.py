@@ -69,7 +69,7 @@ async def join(run: Run, caller: str) -> NetworkClient:
         return await run.network.join("boss", kind="human")
     plain = OfNoOperator(run.network.hub, run.network._new_id)
     client = plain.client(caller, kind="human" if caller == "mia" else "agent")
-    run.network._clients.append(client)  # closed together with the network
+    run.network._clients.append(client)  # the network closes this client together with itself
     await client.connect()
     return client
 

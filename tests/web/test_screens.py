@@ -238,7 +238,7 @@ async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window:
     await page.keyboard.press("Enter")
     await expect(page).to_have_url(re.compile("#/thread/"))
     await expect(page.get_by_role("article").first).to_be_visible()
-    await page.keyboard.press("Escape")  # leaves the composer
+    await page.keyboard.press("Escape")  # this key leaves the composer
     await page.keyboard.press("Escape")
     await expect(page).to_have_url(re.compile("#/threads$"))
     opened = await page.evaluate(LEAVE_AT_ONCE)
