@@ -21,7 +21,7 @@ async def test_an_agent_that_follows_the_skill_gets_what_it_shows(
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     (tmp_path / "shop").mkdir()
-    reader = Reader(tmp_path / "shop")
+    reader = Reader(tmp_path / "shop", installs=False)
     try:
         for step in read_steps(SKILL):
             await reader.follow(step)

@@ -262,7 +262,6 @@ async def test_a_participant_sees_the_figures_that_everyone_may_see(node: Node) 
     assert shown["figures"]["ready"] == 1
 
 
-@pytest.mark.usefixtures("real_processes")
 async def test_every_reading_command_speaks_json_and_writes_no_colours_into_a_pipe(
     node: Node, bob: WireSession
 ) -> None:

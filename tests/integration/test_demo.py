@@ -150,6 +150,7 @@ def test_readme_shows_what_the_screen_shows(undisturbed: tuple[list[BaseMessage]
         assert line in screen or line == "  ..."
 
 
+@pytest.mark.full
 def test_a_question_that_nobody_can_answer_is_answered_so() -> None:
     messages, _ = run(DemoPlan("Will it rain?", thinking_s=0.02))
     [answer] = answers(messages)
@@ -275,6 +276,7 @@ async def test_command_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.full
 async def test_interrupted_command_leaves_nothing_behind(tmp_path: Path) -> None:
     async with demo_process(tmp_path) as process:
         screen = await read_until(process, "desk → everyone")

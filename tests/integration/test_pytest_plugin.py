@@ -17,6 +17,7 @@ from roundelay.agents.models.scripted import Answer, finish, send
 from roundelay.network.errors import ConfigError
 from roundelay.simulation import SimulationError
 from roundelay.testing.networks import NetworkUnderTest, said
+from tests.support.forks import run_python
 
 DESK = {"when": {"from": "mia"}, "do": [{"send": {"to": "finance", "text": "{{ text }}"}}, {"finish": "asked"}]}
 BACK = {"when": {"from": "finance"}, "do": [{"send": {"to": "mia", "text": "Finance: {{ text }}"}}, {"finish": "done"}]}
@@ -42,9 +43,13 @@ def run_pytest(folder: Path, *arguments: str, finds_plugins: bool = False, **fil
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(dedent(text), encoding="utf-8")
     chosen = ["-p", "no:asyncio", "-p", "no:langsmith_plugin"] if finds_plugins else ["-p", "roundelay.pytest_plugin"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *chosen, *arguments]
-    env = os.environ if finds_plugins else {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100)
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "--color=no", *chosen, *arguments]
+    if finds_plugins:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False, timeout=100
+        )
+    else:
+        done = run_python(*command, cwd=folder, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     return done.returncode, done.stdout + done.stderr
 
 

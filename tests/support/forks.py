@@ -54,6 +54,7 @@ PRELOADED_FOR = {
     "gateway": "roundelay.interop.gateway",
     "mcp": "roundelay.interop.mcp.server",
     "bridge": "roundelay.interop.bridge.hooks",
+    "pytest": "pytest",
     "tests.support.webhook_receiver": "tests.support.webhook_receiver",
 }
 """Modules that the server imports when an argument first has this name: the gateway's take 2 seconds of CPU."""
@@ -106,12 +107,14 @@ def run_roundelay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProc
     return run_python("-m", "roundelay", *arguments, cwd=cwd)
 
 
-def run_python(*arguments: str | Path, cwd: Path | None = None, told: bytes = b"") -> subprocess.CompletedProcess[str]:
+def run_python(
+    *arguments: str | Path, cwd: Path | None = None, told: bytes = b"", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a Python process to its end with ``told`` as standard input. The arguments are those of `start_python`."""
 
     async def run() -> subprocess.CompletedProcess[str]:
         pipe = subprocess.PIPE
-        process = await start_python(*arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
+        process = await start_python(*arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=env)
         try:
             async with asyncio.timeout(100):
                 out, err = await process.communicate(told)

@@ -40,7 +40,12 @@ async def launch(playwright: Playwright, name: BrowserName, folder: Path) -> Bro
     if name == "firefox":
         launcher = write_launcher(folder, path)
         return await playwright.firefox.launch(channel="moz-firefox", executable_path=launcher)
-    flags = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    flags = [
+        "--disable-gpu", "--disable-software-rasterizer", "--in-process-gpu", "--renderer-process-limit=1",
+        "--disable-background-networking", "--disable-component-update",
+        "--disable-features=Translate,OptimizationHints,MediaRouter",
+    ]  # fmt: skip
+    flags += [*(["--no-sandbox"] if os.geteuid() == 0 else [])]
     return await playwright.chromium.launch(executable_path=path, args=flags)
 
 

@@ -91,6 +91,7 @@ async def test_a_card_shows_the_call_in_a_table_why_and_what_always_would_allow(
     await expect(thread.page.get_by_text("/approve", exact=False)).to_have_count(0)
 
 
+@pytest.mark.full
 async def test_a_plain_yes_is_offered_as_a_decision_and_no_as_another(shops: WebNode, open_window: OpenWindow) -> None:
     thread = await ask(shops, open_window, "tara", "my money for order 3")
     await expect(cards(thread)).to_be_visible()
@@ -117,6 +118,7 @@ async def test_a_plain_yes_is_offered_as_a_decision_and_no_as_another(shops: Web
     await expect(thread.message("Not run: tara denied it.")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_plain_yes_for_several_calls_asks_which(shops: WebNode, open_window: OpenWindow) -> None:
     thread = await ask(shops, open_window, "theo", "my money for order 5 and order 6")
     await expect(cards(thread).get_by_role("button", name="Approve once")).to_have_count(2)
@@ -133,6 +135,7 @@ async def test_a_plain_yes_for_several_calls_asks_which(shops: WebNode, open_win
     await expect(thread.message("order 5 is paid back order 6 is paid back")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_link(
     shops: WebNode, open_window: OpenWindow
 ) -> None:

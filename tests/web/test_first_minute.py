@@ -245,6 +245,7 @@ async def test_a_stopped_answer_keeps_its_text_and_says_by_whom(tmp_path: Path, 
 
 
 @often
+@pytest.mark.full
 async def test_what_is_typed_after_opening_a_conversation_is_text(
     shared_team: WebNode, open_window: OpenWindow, browser_name: str
 ) -> None:

@@ -169,6 +169,7 @@ async def test_nothing_is_wider_than_a_phone(open_window: OpenWindow, shared_tea
     await expect(thread.composer).to_be_in_viewport()
 
 
+@pytest.mark.full
 async def test_on_a_phone_no_bar_of_the_timeline_is_out_of_sight(shared_team: WebNode, open_window: OpenWindow) -> None:
     """The rule holds while nobody zooms in."""
     window = await open_window(shared_team.origin, viewport={"width": 360, "height": 640})

@@ -27,7 +27,6 @@ from tests.web.team import ECHO, WebNode, streaming, team_up
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 """Runs in Firefox too with ``--full``."""
-both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
 
 async def stored_in(page: Page) -> str:
@@ -39,7 +38,7 @@ async def stored_in(page: Page) -> str:
 # -- logging in
 
 
-@both
+@often
 async def test_a_link_logs_in_once_and_leaves_the_address_at_once(
     open_window: OpenWindow, shared_team: WebNode
 ) -> None:
@@ -85,7 +84,10 @@ async def test_who_logs_out_leaves_nothing_behind(open_window: OpenWindow, share
 
 
 @often
-@pytest.mark.parametrize("gives", ["return null", "throw new DOMException('denied', 'SecurityError')"])
+@pytest.mark.parametrize(
+    "gives",
+    ["throw new DOMException('denied', 'SecurityError')", pytest.param("return null", marks=pytest.mark.full)],
+)
 async def test_a_browser_that_keeps_nothing_shows_the_page_until_it_is_left(
     open_window: OpenWindow, shared_team: WebNode, gives: str
 ) -> None:
@@ -143,6 +145,7 @@ async def test_an_answer_is_seen_while_it_is_written(open_window: OpenWindow, tm
 
 
 @often
+@pytest.mark.full
 async def test_of_two_people_who_decide_one_approval_one_wins_and_both_see_it(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:
@@ -204,6 +207,7 @@ async def test_a_hub_that_is_killed_loses_neither_draft_nor_message(open_window:
 
 
 @often
+@pytest.mark.full
 async def test_a_page_of_a_node_that_follows_reads_and_writes_once_that_leads(
     open_window: OpenWindow, tmp_path: Path
 ) -> None:
@@ -252,6 +256,7 @@ async def test_a_page_of_a_node_that_follows_reads_and_writes_once_that_leads(
 
 
 @often
+@pytest.mark.full
 async def test_a_page_that_was_offline_for_a_minute_has_what_was_said(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:

@@ -65,6 +65,7 @@ async def test_a_long_thread_is_scrolled_to_its_beginning(
     assert most < MAX_NODES
 
 
+@pytest.mark.full
 async def test_earlier_messages_come_also_where_the_first_try_was_refused(
     open_window: OpenWindow, shared_team: WebNode
 ) -> None:
