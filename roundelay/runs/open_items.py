@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roundelay.display.text import sanitize
 from roundelay.network.client import OpenEntry, OpenItems
@@ -21,6 +21,30 @@ def describe_open(found: OpenItems, now_ms: int) -> Iterator[str]:
         yield f"{found.hidden} more that you may not see"
     if found.has_more:
         yield "There is more."
+
+
+MAX_SUMMARIZED = 3
+"""Maximum number of items that a summary names."""
+
+
+def summarize_open(items: Sequence[OpenEntry], hidden: int, now_ms: int) -> str:
+    """Return one line about what a conversation waits for, oldest first. The page does the same (open_items.js)."""
+    named = [
+        f"{_name_awaited(it)} ({format_elapsed(now_ms - it.since)})" if it.since else _name_awaited(it)
+        for it in items[:MAX_SUMMARIZED]
+    ]
+    more = len(items) - len(named) + hidden
+    return sanitize(f"Waiting for {', '.join(named)}{f' and {more} more' if more else ''}")
+
+
+def _name_awaited(item: OpenEntry) -> str:
+    match item.kind:
+        case "delivery" | "reaction" | "question":
+            return item.agent_id
+        case "approval":
+            return f"a decision for {item.agent_id}"
+        case kind:
+            return f"{kind}{f' “{item.note}”' if item.note else ''}{f' of {item.agent_id}' if item.agent_id else ''}"
 
 
 def _describe_item(item: OpenEntry) -> str:

@@ -28,7 +28,7 @@ from roundelay.tui.draft import ThreadDraft, send_replacement
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import MessageWindow
 from roundelay.tui.parts import FileKeys, ReadStateKeys
-from roundelay.tui.thread_lines import LinesBelow, write_activity, write_draft, write_title
+from roundelay.tui.thread_lines import LinesBelow, OpenLine, write_activity, write_draft, write_title
 from roundelay.tui.views import list_ids
 
 VIEWING_SENT_EVERY_S = 20.0
@@ -64,6 +64,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         self._at = at
         self._draft = ThreadDraft(desk, thread_id)
         self._lines_below = LinesBelow(desk, thread_id)
+        self._open_line = OpenLine(desk, thread_id)
         self._sending: list[str] = []  # texts that are being sent to the hub
         self._is_viewed = False
         self._is_busy = False
@@ -117,6 +118,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         self._epoch = self.desk.epoch
         self._draw()
         self.terminal.work(self._read_receipts)
+        self.terminal.work(self._open_line.follow, self.window, self._draw)
         self._update_viewing()
 
     def focus_main(self) -> None:
@@ -150,6 +152,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
             await self.window.action_newest()
         self._draw()
         self.terminal.work(self._read_receipts)
+        self.terminal.work(self._open_line.follow, self.window, self._draw)
 
     def handle_change(self, part: Part) -> None:
         if part in ("live", "threads"):
@@ -172,7 +175,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         desk, width = self.desk, max(self.size.width - 2, 20)
         self.query_one("#about", Static).update(write_title(desk, self.thread_id, width))
         for name, content in (
-            ("#live", write_activity(desk, self.thread_id, self._sending, width)),
+            ("#live", write_activity(desk, self.thread_id, self._sending, self._open_line.text, width)),
             ("#replying", write_draft(self._draft, width)),
         ):
             static = self.query_one(name, Static)

@@ -6,7 +6,8 @@ sanitizes participants' text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from textual.content import Content
@@ -15,13 +16,19 @@ from roundelay.agents.approvals import read_request
 from roundelay.display.screen import PLAIN
 from roundelay.display.text import fit_start, sanitize
 from roundelay.network.addresses import reply_thread
+from roundelay.network.client import OpenItems
+from roundelay.network.errors import RoundelayError
 from roundelay.network.text import count
+from roundelay.runs.open_items import summarize_open
 from roundelay.terminal.activity_lines import draw_growing_texts
 from roundelay.tui.desk import Desk
 from roundelay.tui.draft import ThreadDraft
 from roundelay.tui.messages import MessageWindow
 
 MAX_LIVE_ROWS, MAX_RECIPIENTS, MAX_READERS = 8, 4, 6
+SETTLE_S, OPEN_WAIT_S = 0.5, 15.0
+"""Time before the open items of a new message are read, so that fast answers change nothing on the screen, and time
+after which their ages are read again."""
 _STATES = {
     "queued": "queued",
     "delivered": "delivered",
@@ -51,12 +58,14 @@ def write_title(desk: Desk, thread_id: str, width: int) -> Content:
     )
 
 
-def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: int) -> Content:
-    """Return lines with growing texts, agents that finished without an answer, and texts that are being sent."""
+def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], open_line: str, width: int) -> Content:
+    """Return lines with growing texts, agents that finished without an answer, texts that are being sent, and what the
+    conversation waits for."""
     lines = draw_growing_texts(desk.activity, thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
     silent = desk.activity.unanswered.get(thread_id, ())
     lines += [fit_start(f"{sanitize(agent_id)} finished without an answer", width) for agent_id in silent]
     lines += [fit_start(f"… on its way to the hub: {sanitize(text)}", width) for text in sending]
+    lines += [fit_start(open_line, width)] if open_line else []
     return Content("\n".join(lines))
 
 
@@ -68,6 +77,48 @@ def write_draft(draft: ThreadDraft, width: int) -> Content:
         reply = draft.reply_to
         return Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc: not)", width))
     return Content("")
+
+
+class OpenLine:
+    """The line that says what the newest conversation of a thread waits for, or that all of it is done."""
+
+    def __init__(self, desk: Desk, thread_id: str) -> None:
+        self.text = ""
+        self._desk = desk
+        self._thread_id = thread_id
+        self._seq = 0
+        self._waited = 0  # the conversation for which the line has shown something
+
+    async def follow(self, window: MessageWindow, draw: Callable[[], None]) -> None:
+        """Read the open items of the newest message, until nothing is open or a newer message arrives."""
+        seq, wait_s = window.newest, 0.0
+        if seq == self._seq:
+            return
+        self._seq = seq
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            if seq != self._seq or not window.is_attached:
+                return
+            try:
+                found = await self._desk.client.open_items(seq, wait_s=wait_s, limit=20)
+            except RoundelayError:  # the rights of the network may deny this operation
+                return
+            if seq != self._seq or not window.is_attached:
+                return
+            self.text = self._describe(found, {box.seq for box in window.boxes})
+            draw()
+            if found.is_quiet:
+                return
+            wait_s = OPEN_WAIT_S
+
+    def _describe(self, found: OpenItems, shown: Set[int]) -> str:
+        # The thread already shows the work of its own agents, and the requests for decisions in it.
+        is_busy = self._thread_id in self._desk.activity.list_busy_threads()
+        items = [it for it in found.items if not (is_busy and it.kind == "reaction") and it.request not in shown]
+        if items:
+            self._waited = found.root
+            return summarize_open(items, found.hidden, self._desk.client.clock())
+        return "All done" if found.is_quiet and self._waited == found.root else ""
 
 
 class LinesBelow:

@@ -44,6 +44,19 @@ async def test_a_person_claims_a_task_and_reads_a_note_in_the_terminal() -> None
             await screen.shows("History")
 
 
+async def test_thread_names_what_its_conversation_waits_for() -> None:
+    async with Network.open(mods=["channels", "tasks"]) as network:
+        mia, tom = await network.join("mia", kind="human"), await network.join("tom", kind="human")
+        asked = await mia.send("agent:tom", "Which pump?", requires_response=["tom"])
+        async with full_screen(mia, (100, 30), "tom") as screen:
+            await screen.shows(r"Waiting for tom \(")
+            made = await mia.call("tasks.create", {"title": "Fix\x1b[31m", "assignee": "tom", "cause": asked.seq})
+            await tom.send_text("mia", "The left one.", reply_to=asked.seq, cause=asked.seq)
+            assert "\x1b" not in await screen.shows("Waiting for task “Fix")
+            await tom.call("tasks.complete", {"task": made["task"]})
+            await screen.shows("All done")
+
+
 class Odd(Mod):
     """Mod that returns values which a screen cannot display normally."""
 

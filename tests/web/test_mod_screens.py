@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
 
 from tests.web.conftest import OpenWindow
-from tests.web.screens import log_in
+from tests.web.screens import Screen, log_in
 from tests.web.team import team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -52,4 +53,16 @@ async def test_a_person_works_with_the_boards_and_documents_of_mods(tmp_path: Pa
         await page.go_back()
         await expect(main.get_by_role("button", name="Fix the pump")).to_be_visible()
         await expect(page.get_by_role("dialog")).to_have_count(0)
+
+        async with node.client("mia") as mia, node.client("tom") as tom:
+            asked = await mia.send("agent:tom", "Which pump?", requires_response=["tom"])
+            await Screen(page).open_thread("direct:mia~tom")
+            await expect(
+                main.get_by_role("status").get_by_text(re.compile(r"^Waiting for tom \(\d+ s\)$"))
+            ).to_be_visible()
+            made = await mia.call("tasks.create", {"title": HOSTILE, "assignee": "tom", "cause": asked.seq})
+            await tom.send_text("mia", "The left one.", reply_to=asked.seq, cause=asked.seq)
+            await expect(main.get_by_text(f"Waiting for task “{HOSTILE}” of tom")).to_be_visible()
+            await tom.call("tasks.complete", {"task": made["task"]})
+            await expect(main.get_by_text("All done")).to_be_visible()
         await page.goto("about:blank")  # this call leaves the page before the node stops

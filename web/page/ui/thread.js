@@ -12,6 +12,7 @@ import {Composer} from "#ui/composer.js";
 import {chooseRow, useConversation, useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
 import {listRows, Message, Outgoing} from "#ui/messages.js";
+import {OpenItems} from "#ui/open_items.js";
 import {Agent, Badge, Button, Choice, Dialog, Empty, ErrorBox, html, Icon, Loading, formatClock, formatMoment, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, fetchMessage, state} from "#ui/store.js";
@@ -49,6 +50,7 @@ export function Thread({id, at}) {
   const isWaiting = useComputed(() => Object.values(state.value.outbox).some((entry) => entry.thread_id === id)).value;
   const isBegun = isMissing && isWaiting && id.startsWith("thread:"); // the unsent reply creates the thread
   const isThere = !isMissing || isBegun;
+  const working = useComputed(() => listWorks(state.value.live_activity, id).map((work) => work.agent_id).join(" ")).value;
   useViewing(id, mayWrite && isThere);
   useConversation(field, isReadOnly || (isLoaded && !(mayWrite && isThere)));
   return html`<section class="thread" aria-label=${nameThread(thread, me.agent_id)}>
@@ -58,6 +60,7 @@ export function Thread({id, at}) {
     : error && !isMissing ? html`<${ErrorBox} error=${error} retry=${() => actions.openThread(id, at)} />`
     : !isLoaded && !thread.loaded?.seqs.length ? html`<div class="scroller"><${Loading} /></div>`
     : html`<${Messages} id=${id} at=${at} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} target=${target} field=${field} list=${list} />`}
+    ${isLoaded && !isReadOnly && html`<${OpenItems} seqs=${thread.loaded.seqs} working=${working} />`}
     <${Typing} id=${id} me=${me} />
     ${mayWrite && isThere && html`<${Composer} key=${id} thread=${thread} me=${me} target=${target} field=${field} onSent=${sent} />`}
   </section>`;
