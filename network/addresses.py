@@ -46,8 +46,8 @@ def parse_address(to: str) -> tuple[str, str]:
     kind, colon, name = to.partition(":")
     if not colon or kind not in _KINDS or not is_id(name):
         raise InvalidFrame(
-            f"{truncate(to, 80)!r} is not an address. Write agent:ID, channel:NAME, mod:ID or broadcast, with ids of lower-case letters, "
-            f"digits, '.', '_', '-'."
+            f"{truncate(to, 80)!r} is not an address. Write agent:ID, channel:NAME, mod:ID or broadcast, with ids of "
+            f"lower-case letters, digits, '.', '_', '-'."
         )
     return kind, name
 

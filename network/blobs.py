@@ -1,9 +1,9 @@
 """The blob store: contents of files, named by their SHA-256, in a folder next to the ledger's file.
 
 A blob gets its name only after its bytes are complete, verified and synced. Readers therefore see a whole blob or no
-blob, even if the process is killed. An upload arrives in chunks, which are collected in a draft of one participant. The
-ids that clients choose are hashed before they become file names, so a client cannot choose a path. The store never
-decompresses a blob.
+blob, even if the process is killed. An upload arrives in chunks, which are collected in a draft. Each draft belongs to
+one participant. The ids that clients choose are hashed before they become file names, so a client cannot choose a path.
+The store never decompresses a blob.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class BlobStore(Protocol):
         """Return a part of a blob. Raises `BlobMissing`."""
 
     async def collect_garbage(self, list_kept: Callable[[], Container[str]], now: int) -> int:
-        """Delete old drafts, and blobs that have been absent from ``list_kept()`` for `ORPHAN_TTL_MS`. Return the
-        number of deleted blobs."""
+        """Delete expired drafts, and the blobs that have been absent from ``list_kept()`` for `ORPHAN_TTL_MS`. Return
+        the number of deleted blobs."""
 
 
 def blob_folder(database: Path) -> Path:
@@ -115,8 +115,8 @@ class _Orphans:
 
     @contextmanager
     def protect(self, sha256: str) -> Iterator[None]:
-        """Protect a blob from deletion while it is being written. Its reference is committed soon afterwards, long
-        before the blob could expire."""
+        """Protect a blob from deletion while it is being written. The reference to the blob is committed soon
+        afterwards, long before the blob could expire."""
         self._protected[sha256] += 1
         try:
             yield
@@ -284,8 +284,9 @@ class FolderBlobs:
         try:
             actual = hash_file(draft)
         except FileNotFoundError:
-            # An earlier call may have finished this upload without its answer reaching the client. The note proves that
-            # this participant uploaded the bytes. Knowing a SHA-256 alone must not give access to another's content.
+            # An earlier call may have finished this upload, but its answer may not have reached the client. The note
+            # proves that this participant uploaded the bytes. Knowing a SHA-256 must not give access to the content of
+            # another participant.
             if _read_text(note) != sha256 or not blob_path(self._folder, sha256).exists():
                 raise _unknown_upload() from None
             return Blob(sha256, blob_path(self._folder, sha256).stat().st_size)
@@ -332,7 +333,7 @@ class FolderBlobs:
 
     def _drop_old_drafts(self, now: int) -> None:
         for path in self._folder.glob("drafts/**/*"):
-            with suppress(OSError):  # the upload was finished meanwhile
+            with suppress(OSError):  # Another call has just finished the upload.
                 if path.is_file() and path.stat().st_mtime * 1000 < now - DRAFT_TTL_MS:
                     path.unlink()
         with self._counting:
@@ -354,7 +355,7 @@ def _hash_name(text: str) -> str:
 
 
 def _measure(path: Path) -> int:
-    """Return the size of a draft, or 0 if the upload was finished meanwhile."""
+    """Return the size of a draft, or 0 if the draft no longer exists because the upload is finished."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

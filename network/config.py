@@ -110,7 +110,7 @@ class Limits(Settings):
     max_put_off: _Count = 10_000
     max_marks: _Count = 2_000
     max_questions: _Count = 1_000
-    # 0: a takeover lasts until the person ends it
+    # With 0, a takeover lasts until the person ends it.
     takeover_ms: Annotated[int, Field(ge=0, le=30 * 24 * 60 * 60 * 1000)] = 60 * 60 * 1000
     registrations_per_minute: _Count = 12_000  # 10,000 agents may register at once
 
@@ -166,7 +166,7 @@ class Retain(Settings):
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
-    # maximum size of the database, whatever rows it contains
+    # Maximum size of the database, including all kinds of rows.
     bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None
     # Time for which a connected session that reads nothing protects its undelivered messages from deletion. The hub
     # checks this time only before it deletes messages.
@@ -236,7 +236,7 @@ PublicUrl = Annotated[str, AfterValidator(check_public_url)]
 
 def _check_log_url(text: object) -> str:
     if not isinstance(text, str):
-        # do not show the value: it may contain a password
+        # Do not show the value: it may contain a password.
         raise ValueError("must be the address of a log, written as one text value")
     text = text.strip()
     try:
@@ -256,9 +256,10 @@ class Interop(Settings):
     serve: tuple[Served, ...] = ()
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free port
-    # the gateway's address, including the path, for clients on other machines if the gateway is behind a proxy
+    # Address of the gateway, including the path, for clients on other machines. Needed if the gateway is behind a
+    # proxy.
     public_url: PublicUrl | None = None
-    # hosts that webhooks may call without TLS and at private addresses
+    # Hosts that webhooks may call without TLS and at private addresses.
     webhook_hosts: tuple[_WebHostName, ...] = ()
 
 
@@ -480,7 +481,7 @@ def _check(field: str, value: object, label: str) -> JsonValue:
     if field not in _FIELDS:
         raise ValueError(f"no such field: {field}")  # only a bug in the command line can cause this error
     try:
-        # not strict, because a variable's text "8700" must count as a number
+        # Do not validate strictly: the text "8700" of a variable must count as a number.
         checked = NodeConfig.model_validate(_nest({field: value}), strict=False)
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error

@@ -128,8 +128,8 @@ class GiveUp(RoundelayError):
 
 
 class LoopStopped(GiveUp):
-    """The conversation has reached its maximum number of messages or hops, or the agent its maximum number of answers
-    without a cause. A person or an operator can resume the conversation."""
+    """The conversation has reached its maximum number of messages or hops, or the agent has reached its maximum number
+    of answers without a cause. A person or an operator can resume the conversation."""
 
     code = "loop_stopped"
 
@@ -146,7 +146,7 @@ class BudgetExhausted(GiveUp):
 
 class ThreadHeld(GiveUp):
     """A person has taken over the thread, possibly after the agent's reaction started. Agents may not answer in this
-    thread until the notice ``given``. Only reactions that start after this notice may answer again."""
+    thread until the hub sends the notice ``given``. Only reactions that start after this notice may answer again."""
 
     code = "held"
 

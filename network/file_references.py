@@ -1,7 +1,6 @@
 """References to files in the content of messages, and the names and media types of files. This module does no IO.
 
-A message attaches a file with an object that contains the file's id: ``{"files": [{"file": "f-…", "version": 1, "name":
-"plan.md"}]}``.
+A message attaches a file with an object that contains the file's id: ``{"files": [{"file": "f-…", "version": 1}]}``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 def read_references(content: object) -> list[tuple[str, int | None]]:
     """Return the ids and versions of the files in a message's content, listed under ``files`` and ``images``. Values
-    that are no file references are ignored."""
+    that are not file references are ignored."""
     if not isinstance(content, dict):
         return []
     listed = [it for key in ("files", "images") if isinstance(content.get(key), list) for it in content[key]]
@@ -47,7 +46,7 @@ def read_references(content: object) -> list[tuple[str, int | None]]:
 
 
 def read_reference(value: object) -> tuple[str, int | None] | None:
-    """Return the id and the version of one attached file, or None if the value is no reference to a stored file."""
+    """Return the id and the version of one attached file, or None if the value is not a reference to a stored file."""
     if not isinstance(value, dict) or not isinstance(file_id := value.get("file"), str):
         return None
     if not _FILE_ID.fullmatch(file_id):

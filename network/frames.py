@@ -213,7 +213,7 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     mods: list[ModInfo]
     limits: dict[str, int]
     is_watched: bool = True
-    """Whether any client currently receives signals. The notice ``watched`` tells reactors when this changes."""
+    """Whether any client currently receives signals. The notice ``watched`` reports later changes to reactors."""
 
 
 class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=True, gc=False):
@@ -225,7 +225,7 @@ class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=T
 
 
 class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The ``message`` of a ``deliver`` frame, as stored. The hub encodes it once for all recipients."""
+    """The ``message`` of a ``deliver`` frame, as stored. The hub encodes the message once for all recipients."""
 
     seq: int
     message_id: str
@@ -331,10 +331,11 @@ HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 
 def to_plain(value: object) -> object:
     """Convert a value of a library's own type to a plain type that JSON can represent, such as ``str`` or ``dict``.
-    Raise `TypeError` for other values.
+    Raises `TypeError` for other values.
 
     Some libraries return instances of subclasses, which msgspec refuses. For example, LangChain's `TextAccessor` is a
-    subclass of ``str``."""
+    subclass of ``str``.
+    """
     if isinstance(value, str):
         return str.__str__(value)  # not str(value): a subclass may override __str__
     if isinstance(value, int):
@@ -352,7 +353,7 @@ def to_plain(value: object) -> object:
     if isinstance(value, Real):
         return float(value)
     raise TypeError(
-        f"A {type(value).__name__} does not go into JSON. Give text, numbers, true, false, null, lists and objects."
+        f"A {type(value).__name__} cannot be written as JSON. Use text, numbers, true, false, null, lists and objects."
     )
 
 

@@ -34,7 +34,7 @@ that a slow hub can still answer."""
 
 
 class RunningNode(Struct, frozen=True):
-    """Note about a node that runs on this machine. The node may have died since it wrote the note."""
+    """Note about a node that runs on this machine. The node may have ended since it wrote the note."""
 
     url: str
     owner_file: str
@@ -48,7 +48,8 @@ class RunningNode(Struct, frozen=True):
     pid."""
 
     def is_alive(self) -> bool:
-        # The system reuses process ids. Without this check, an unrelated process could be mistaken for a dead node.
+        # The system reuses process ids. Without this check, an unrelated process could be mistaken for a node that has
+        # ended.
         if self.started and find_process_start(self.pid) != self.started:
             return False
         return is_process_alive(self.pid)
@@ -142,8 +143,8 @@ class AgentToken:
         addresses or for this hub. If there is none, make a token and save it for this hub. Raises `ConfigError`."""
         self._is_untried = False
         if not self._token:
-            # Try the given addresses first. They may redirect to a node that has no saved token but accepts their
-            # token.
+            # Try the given addresses first. They may redirect to a node that has no saved token but accepts the token
+            # of these addresses.
             paths = [token_path(address, self._agent_id) for address in (*self._urls, url)]
             self._path, new_token = next((path for path in paths if path.exists()), paths[-1]), make_token()
             self._token = _read_or_make(self._path, lambda: new_token)
@@ -225,7 +226,7 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
         # Save the token before a hub sees it. If the token were lost after a hub accepted it, the agent could never
         # join that hub again.
         save_new(path, f"{token}\n".encode("ascii"))
-    except FileExistsError:  # another process was faster
+    except FileExistsError:  # Another process has just created the file.
         return _read_or_make(path, make)
     except OSError as error:
         raise ConfigError(f"Cannot save a token in {path}: {describe_os_error(error, path)}.") from error

@@ -1,4 +1,6 @@
-"""Parser of a shared log's address: `read_log_url`. Its errors never repeat a password. This module does no IO."""
+"""Parser of a shared log's address: `read_log_url`. The errors of this module never repeat a password. This module does
+no IO.
+"""
 
 from __future__ import annotations
 

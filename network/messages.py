@@ -1,9 +1,9 @@
-"""Messages and threads as users see them, and the conversion of a message's content to text.
+"""Models of messages and threads for programs, and the conversion of a message's content to text.
 
 The messages are pydantic models that the client builds. The hub carries messages as bytes (see `frames`) and never
-builds these models. To send a text with files, this package uses content like ``{"text": ..., "files": [...],
-"images": [...], ...}``. Any other content is data and is shown as lines instead of JSON. This module does no IO and
-reads no clock.
+builds these models. To send a text with files, this package uses content like ``{"text": ..., "files": [...], "images":
+[...], ...}``. Any other content is data and is shown as lines instead of JSON. This module does no IO and reads no
+clock.
 """
 
 from __future__ import annotations

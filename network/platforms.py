@@ -108,7 +108,8 @@ def try_record_lock(descriptor: int) -> None:
 
 
 def has_open_file_locks() -> bool:
-    """Return whether the system supports locks that belong to a descriptor instead of a process. Only Linux does."""
+    """Return whether the system supports locks that belong to a descriptor instead of a process. Only Linux supports
+    such locks."""
     if sys.platform == "linux":
         return hasattr(fcntl, "F_OFD_GETLK")
     return False
@@ -199,7 +200,7 @@ def is_process_alive(pid: int) -> bool:
         ctypes.windll.kernel32.CloseHandle(handle)
         return code.value == 259  # STILL_ACTIVE
     try:
-        # Signal 0 is not delivered: it only checks that the process exists. So does a refused permission.
+        # Signal 0 is not delivered: it only checks that the process exists. A refused permission also proves this.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -242,11 +243,11 @@ def end_with_parent(parent: int) -> None:
 
 
 def end_after_parent(parent: int) -> None:
-    """End this process 12 seconds after its parent, even while C code holds the interpreter. Until then it can stop by
-    itself, at the end of its input.
+    """End this process 12 seconds after its parent ends, even while C code blocks the interpreter. During these
+    seconds, the process can stop normally when its input ends.
 
-    ``parent`` is the id of the parent, which the parent has passed on: it may have ended before this call. Does nothing
-    outside Linux.
+    ``parent`` is the parent's process id. The parent passes it to this process, because the parent may end before this
+    call. On systems other than Linux, this function does nothing.
     """
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):  # as in `end_with_parent`
@@ -258,7 +259,7 @@ def end_after_parent(parent: int) -> None:
             handler = ctypes.cast(library.alarm, ctypes.c_void_p)
             library.signal(ctypes.c_int(signal.SIGUSR2), handler)
             library.prctl(1, ctypes.c_ulong(signal.SIGUSR2), *[ctypes.c_ulong(0)] * 3)  # PR_SET_PDEATHSIG
-            # Another parent that lives is a wrapper around this interpreter.
+            # Do not compare ``parent`` with `os.getppid`: a wrapper around this interpreter may be the direct parent.
             if not is_process_alive(parent):
                 library.alarm(ctypes.c_uint(signal.SIGUSR2))
 
@@ -363,7 +364,8 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], obje
     """Call ``handler`` in the running event loop when one of the signals arrives. Yield a function that removes the
     handlers, so that the next signal has its default effect.
 
-    Event loops on Windows do not support signal handlers. There, a handler of the `signal` module wakes the loop.
+    Event loops on Windows do not support signal handlers. On Windows, a handler of the `signal` module calls
+    ``handler`` through the event loop.
     """
     import asyncio  # imported here, because the process that checks JSON schemas does not need asyncio
 
@@ -401,8 +403,8 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def count_unsent(sock: socket.socket) -> int:
-    """Return the number of bytes in a socket's send queue. Return 0 if the system does not report it. On such systems,
-    only pings detect a peer that reads nothing."""
+    """Return the number of bytes in a socket's send queue, or 0 if the system does not report this number. On such
+    systems, only pings detect a peer that reads nothing."""
     if sys.platform != "win32" and hasattr(termios, "TIOCOUTQ"):
         with suppress(OSError, AttributeError, ValueError):  # the socket is closed
             (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))

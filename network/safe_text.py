@@ -51,10 +51,10 @@ _ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
 
 
 def _is_ordinary(text: str) -> bool:
-    """Return whether a text has no invisible character and no line end but the newline. Nearly every text is ordinary,
+    """Return whether a text has no invisible character, and no line end except newlines. Nearly every text is ordinary,
     and this test is much faster than the substitutions."""
-    # Of the ASCII characters, exactly the controls are not printable. For a message of 280 characters, this test takes a
-    # tenth of the time of the pattern, which decides about tabs and all other characters.
+    # Of the ASCII characters, exactly the controls are not printable. For a message of 280 characters, this test takes
+    # a tenth of the pattern's time. The pattern decides about tabs and all other characters.
     if text.isascii() and text.replace("\n", "").isprintable():
         return True
     return _ORDINARY.fullmatch(text) is not None

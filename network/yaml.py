@@ -1,4 +1,4 @@
-"""Strict reading of the YAML files that users write, into pydantic models.
+"""Strict parser that reads users' YAML files into pydantic models.
 
 `load_yaml` parses a file to a tree whose nodes have line numbers. `bind` converts the tree to a model. Errors name the
 file, the line, the wrong key or value, and what the user probably meant. `bind_values` and the base class `Settings`
@@ -45,8 +45,8 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value of a YAML file with its line number. The line is that of the value's key, or of its ``-`` in a list, and
-    the first line is 1."""
+    """A value of a YAML file. ``line`` is the line of the value's key, or of the ``-`` of a list item. Lines are
+    counted from 1."""
 
     value: bool | int | float | str | list[YamlNode] | dict[str, YamlNode] | None
     path: Path
@@ -295,7 +295,7 @@ def load_yaml(path: Path) -> YamlNode:
     import yaml
 
     try:
-        # Prefer the content that the node was started with. Somebody may have edited the file since.
+        # Prefer the content that the node was started with, because the file may have been edited since.
         data = _AS_LOADED.get(path) or _read_bounded(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -336,7 +336,7 @@ def _core_loader() -> type[yaml.SafeLoader]:
     import yaml
 
     class CoreLoader(yaml.SafeLoader):
-        # an empty registry of scalar types, instead of PyYAML's registry for YAML 1.1
+        # Start with an empty registry of scalar types, instead of PyYAML's registry for YAML 1.1.
         yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     for name, pattern, first in _SCALARS:

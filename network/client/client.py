@@ -237,7 +237,8 @@ class NetworkClient(ConversationReads):
         return self.welcome
 
     async def close(self) -> None:
-        """End the session with a goodbye to the hub. Unanswered requests raise `ConnectError`. Idempotent."""
+        """Send a goodbye to the hub and end the session. Unanswered requests raise `ConnectError`. Repeated calls
+        change nothing."""
         if not self._link.is_left_behind():
             self._acks.send_due()
         await self._link.close()
@@ -265,8 +266,8 @@ class NetworkClient(ConversationReads):
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # A different history at the same address means that the hub lost its ledger, and the client continues. At
-        # another address, a different history means another network, which must not receive this network's requests.
+        # If the hub at the same address has a different history, it has lost its ledger, and the client continues. A
+        # different history at another address means another network, which must not receive this network's requests.
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
                 self._pass_over(f"serves another network ({welcome.network.name}) than {self._joined_at}")
@@ -339,8 +340,8 @@ class NetworkClient(ConversationReads):
 
     def take_event(self, event: Event) -> None:
         if len(self._events) == MAX_EVENTS:
-            # Drop the oldest signal, because the hub does not repeat notices, reconnects and `cancel` (a person's
-            # stop).
+            # If possible, drop the oldest ordinary signal, because the hub does not repeat a notice, a reconnect or a
+            # `cancel` (a person's request to stop).
             droppable = (
                 index for index, old in enumerate(self._events) if isinstance(old, Signal) and old.kind != "cancel"
             )
@@ -415,7 +416,7 @@ class NetworkClient(ConversationReads):
             await self.call("channels.create", {"name": name})  # the creator of a channel is its member
         except InvalidArguments as taken:
             try:
-                # another participant has created the channel meanwhile
+                # Another participant has created the channel after the first attempt to join.
                 await self.call("channels.join", {"name": name})
             except UnknownRecipient:  # the channel is hidden from this client
                 raise taken from None
@@ -444,7 +445,8 @@ class NetworkClient(ConversationReads):
         return await self._link.ask(f"c:{plain_text(call_id)}", encode(frame))
 
     def pages(self, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
-        """Yield the values of a listing operation, page after page. ``args`` selects the first page and the page size.
+        """Yield the results of an operation that returns a list, page after page. ``args`` selects the first page and
+        the page size.
 
         Raises `ValueError` for an operation without pages, and the errors of `call`.
         """
@@ -475,10 +477,11 @@ class NetworkClient(ConversationReads):
         trigger: int | None = None,
     ) -> None:
         """Send live activity to everyone who watches a thread. ``trigger`` is the seq of the message that the agent
-        works on. If it is given, only participants who may know of this work receive the signal.
+        works on. If ``trigger`` is given, only participants who may know of this work receive the signal.
 
         Signals are never stored. A signal is dropped if there is no connection, if the hub reads too slowly, or if the
-        client exceeds the hub's limit ``signals_per_s``."""
+        client exceeds the hub's limit ``signals_per_s``.
+        """
         frame = SignalFrame(
             kind=kind,
             body=Raw(encode(body)),
@@ -491,8 +494,8 @@ class NetworkClient(ConversationReads):
     # --- receiving
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield deliveries in order. The caller must acknowledge each of them. Ends when the client is closed. Raises
-        the error that ended the connection permanently."""
+        """Yield deliveries in order. The caller must acknowledge each delivery. The iteration ends when the client is
+        closed. Raises the error that ended the connection permanently."""
         while (delivery := await self._next_delivery()) is not None:
             yield delivery
 
@@ -512,8 +515,9 @@ class NetworkClient(ConversationReads):
     async def __aiter__(self) -> AsyncIterator[AnyMessage]:
         """Yield messages in order, without end. Requesting the next message acknowledges the previous message.
 
-        A `break` leaves the current message unacknowledged, because this method cannot distinguish it from an error in
-        the loop's body. The hub then delivers the message again. To receive a single message, use `receive`."""
+        A `break` leaves the current message unacknowledged, because this method cannot distinguish a `break` from an
+        error in the loop's body. The hub then delivers the message again. To receive a single message, use `receive`.
+        """
         async for delivery in self.deliveries():
             try:
                 yield delivery.message
@@ -534,11 +538,12 @@ class NetworkClient(ConversationReads):
     async def follow(
         self, thread_id: str | None = None, *, after: int, timeout_s: float | None = None
     ) -> AsyncIterator[AnyMessage]:
-        """Yield this participant's messages above the seq ``after`` as they arrive, of one thread or of all threads.
+        """Yield this participant's messages with a seq above ``after`` as they arrive, from one thread or from all
+        threads.
 
         Followed messages are not deliveries and need no acknowledgement. The participant's own messages are left out.
-        Ends after ``timeout_s`` seconds (None: never), but reads at least once. If the hub is busy, the client waits
-        for the delay that the hub requests and tries again. Raises the error that ends the connection.
+        The iteration ends after ``timeout_s`` seconds (None: never), but reads at least once. If the hub is busy, the
+        client waits for the delay that the hub requests and tries again. Raises the error that ends the connection.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout_s is None else loop.time() + timeout_s
@@ -568,7 +573,7 @@ class NetworkClient(ConversationReads):
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield presence, signals, notices and reconnects as they arrive. If more than 1000 events are unread, the
-        oldest events are dropped, signals first. Ends when the connection ends permanently."""
+        oldest events are dropped, signals first. The iteration ends when the connection ends permanently."""
         while True:
             while self._events:
                 yield self._events.popleft()

@@ -39,8 +39,8 @@ class ConversationReads:
     async def open_items(self, root: int, *, others: bool = False, wait_s: float = 0.0, limit: int = 100) -> OpenItems:
         """Return the open items of the conversation that the message ``root`` started, oldest first.
 
-        With ``wait_s`` (at most 30), the hub answers when the conversation is quiet or after this time. With
-        ``others``, items of this participant do not count.
+        The hub answers when the conversation is quiet, or after ``wait_s`` seconds (at most 30). With ``others``, items
+        of this participant do not count.
         """
         args = {"root": root, "others": others, "wait_ms": int(wait_s * 1000), "limit": limit}
         return OpenItems.read(await self.call("network.open_items", args))
@@ -49,7 +49,7 @@ class ConversationReads:
         """Wait until a conversation has no open items, or until the timeout (None: no limit). Return the items that are
         still open. `OpenItems.is_quiet` is false after a timeout.
 
-        Lost connections and busy hubs only prolong the wait. With ``others``, items of this participant do not count,
+        A lost connection or a busy hub does not end the wait. With ``others``, items of this participant do not count,
         so an agent can wait inside its own reaction.
         """
         loop = asyncio.get_running_loop()

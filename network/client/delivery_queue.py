@@ -1,8 +1,8 @@
 """Queue of the deliveries that a program has not read yet, in order of arrival.
 
 The hub limits the number of unacknowledged deliveries. This limit does not cover the participant's own messages from
-its other sessions, because they need no acknowledgement. Therefore this queue limits them itself: otherwise they could
-fill the memory of a program that never reads its deliveries.
+its other sessions, because they need no acknowledgement. Therefore this queue also limits these messages. Otherwise,
+they could fill the memory of a program that never reads its deliveries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class DeliveryQueue:
         self._queue.put_nowait(delivery)
 
     def put_own(self, delivery: Delivery, size: int) -> list[Delivery]:
-        """Add a delivery of the participant's own message. Return the older own messages that were dropped for it."""
+        """Add a delivery of the participant's own message. Return the participant's older messages that were dropped to
+        make room."""
         self._queue.put_nowait(delivery)
         self._own.append((delivery, size))
         self._own_chars += size

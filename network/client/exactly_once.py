@@ -29,8 +29,8 @@ _SCHEMA = (
     # first start (up to ``began``) that are not in roundelay_done.
     "CREATE TABLE IF NOT EXISTS roundelay_cursor "
     "(agent_id TEXT PRIMARY KEY, epoch TEXT NOT NULL, seq INTEGER NOT NULL, began INTEGER NOT NULL DEFAULT 0)",
-    # Deliveries at or below the cursor whose handler has failed. The hub delivers them again, but a dead letter only
-    # after somebody restores it.
+    # Deliveries at or below the cursor whose handler has failed. The hub delivers these messages again, but a dead
+    # letter only after it is restored.
     "CREATE TABLE IF NOT EXISTS roundelay_open "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent_id, seq))",
     "CREATE TABLE IF NOT EXISTS roundelay_done "
@@ -71,13 +71,13 @@ async def handle_exactly_once(
                 f"The hub at {client.url} no longer has the history that the cursor in {database} belongs to. See "
                 "HistoryReplaced in roundelay.network.client.exactly_once."
             )
-            # Stop instead of skipping: messages between the cursor and the hub's oldest message may not have been
+            # Stop instead of continuing: messages between the cursor and the hub's oldest message may not have been
             # handled.
             if client.welcome.resume == "limited" and cursor is not None and cursor.seq:
                 raise replaced
             epoch = client.welcome.network.epoch
             await _begin(db, client)
-            turn = asyncio.Lock()  # a database connection has one transaction at a time
+            turn = asyncio.Lock()  # A database connection has one transaction at a time.
             dead_letters = asyncio.create_task(_record_dead_letters(db, client, turn))
             try:
                 async for delivery in client.deliveries():
@@ -191,14 +191,13 @@ async def _advance(db: aiosqlite.Connection, client: NetworkClient, seq: int) ->
 
 async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, turn: asyncio.Lock) -> None:
     """Mark dead letters in the database, so that the next start does not resume before them. A dead letter is handled
-    if somebody restores it."""
+    only after it is restored."""
     sql = "INSERT OR REPLACE INTO roundelay_open (agent_id, seq, dead) VALUES (?, ?, 1)"
     async for event in client.events():
         if isinstance(event, Notice) and event.kind == "dead_letter" and event.body.get("agent_id") == client.agent_id:
             async with turn:
                 try:
                     await db.execute(sql, (client.agent_id, event.body["seq"]))
-                except (
-                    aiosqlite.Error
-                ):  # the dead letter still holds the cursor back, so a restart gets more messages than necessary
+                except aiosqlite.Error:
+                    # The next start resumes before this dead letter, and receives more messages than necessary.
                     log.exception("A dead letter could not be recorded.", extra={"agent_id": client.agent_id})

@@ -1,4 +1,4 @@
-"""Files of a network, for programs: upload, attach and download contents in chunks.
+"""Functions for programs that upload files to a network in chunks, attach files to messages, and download files.
 
 The functions use the operations of the mod ``files``. An interrupted upload continues at its last chunk, also after a
 reconnect.
@@ -34,8 +34,8 @@ async def upload_file(
     as ``file``.
 
     The file is durable when this function returns. Attach the description to a message with
-    ``client.send(to, {"text": "…", "files": [described]})``. A repeated call with the same ``upload_id`` continues the
-    upload.
+    ``client.send(to, {"text": "…", "files": [described]})``. A repeated call with the same ``upload_id`` continues
+    the upload.
     """
     upload_id = upload_id or ordered_id().lower()
     offset, is_first = 0, True

@@ -33,7 +33,7 @@ _REFUSED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$r
 
 class Gathered(Struct, frozen=True):
     """Outcome of `gather`. ``answers`` maps agents to their answers. ``missing`` maps every other agent to the reason
-    why it has no answer."""
+    why the agent has no answer."""
 
     asked: tuple[str, ...]
     answers: dict[str, Any]
@@ -80,7 +80,7 @@ class SchemaForm:
             try:
                 value = json.loads(_strip_fence(text))
             except (ValueError, RecursionError):
-                return None, f"its answer is no JSON: {shorten(text.strip(), 80)!r}"
+                return None, f"its answer is not JSON: {shorten(text.strip(), 80)!r}"
         try:
             problem = next(self._validator.iter_errors(value), None)
         except RecursionError:

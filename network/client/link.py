@@ -68,7 +68,7 @@ class Owner(Protocol):
         """Raise `ConnectError` if another address may accept the token, so that a later attempt may succeed."""
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
-        """Handle the start of a session, before any frame of the session."""
+        """Handle the start of a session. Called before any frame of the session is handled."""
 
     def take_frame(self, frame: dict[str, Any]) -> None:
         """Handle a frame that does not answer a request."""
@@ -83,8 +83,9 @@ class Owner(Protocol):
 class Link:
     """One client's connection to its hub, across sessions.
 
-    ``jitter`` returns numbers from 0 to 1. ``connect_timeout_s`` limits each attempt up to the welcome, including the
-    time of the transport. If it is None, only the transport limits its own time.
+    ``jitter`` returns numbers from 0 to 1. ``connect_timeout_s`` limits the time of each attempt until the welcome,
+    including the time that the transport needs. If ``connect_timeout_s`` is None, only the transport's own limit
+    applies.
     """
 
     def __init__(
@@ -117,7 +118,8 @@ class Link:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Join for the first time. Later, the link reconnects by itself. Raises the hub's refusal, or `ConnectError`.
+        """Join for the first time. After a lost connection, the link reconnects automatically. Raises the hub's
+        refusal, or `ConnectError`.
 
         If the hub closes the connection because it has too many pending connections, try again until the timeout.
         """
@@ -146,7 +148,8 @@ class Link:
         self._task = asyncio.create_task(self._stay_connected(wire), name=f"link-{self._owner.agent_id}")
 
     async def close(self) -> None:
-        """End the session with a goodbye to the hub. Unanswered requests raise `ConnectError`. Idempotent."""
+        """Send a goodbye to the hub and end the session. Unanswered requests raise `ConnectError`. Repeated calls
+        change nothing."""
         if self.is_closing:
             return
         if self.is_left_behind():
@@ -155,8 +158,8 @@ class Link:
             return
         self.is_closing = True
         if self._wire is not None and self._task is not None and not self._task.done():
-            # The hub closes the connection after a goodbye, and then the reading task ends by itself. Limit the wait,
-            # because the hub may not respond.
+            # The hub closes the connection after a goodbye, and then the reading task ends. Limit the wait, because the
+            # hub may not respond.
             self.push(encode(ByeFrame()))
             await asyncio.wait({self._task}, timeout=BYE_TIMEOUT_S)
         if self._task is not None:
@@ -223,7 +226,8 @@ class Link:
             try:
                 self._wire.send(frame)
             except Closed:
-                return  # the task that reads this connection notices the failure, and requests are sent again
+                # The task that reads this connection notices the failure. Requests are sent again after the reconnect.
+                return
 
     # --- joining
 
@@ -323,7 +327,8 @@ class Link:
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
                     self._failures = 0
-                # Count the loss before reconnecting, because a request that ended this session would end the next too.
+                # Count the loss before reconnecting, because a request that ended this session would also end the next
+                # session.
                 self._requests.count_loss(closed)
                 ending = self._find_ending(closed)
                 if ending is not None:
@@ -386,7 +391,7 @@ class Link:
         return None
 
     def _end(self, error: RoundelayError) -> None:
-        # Keep the first failure, because later failures, such as a close, are consequences of it.
+        # Keep the first failure, because later failures, such as a close, are only its consequences.
         if self.failure is None:
             self.failure = error
             self._requests.end(error)

@@ -19,8 +19,8 @@ class _Paging(NamedTuple):
 
     entries: str
     make_next: Callable[[Page, Mapping[str, Any]], dict[str, Any]]
-    """Function that returns the changed arguments for the next page, given a page and the arguments that requested
-    it."""
+    """Function that returns the changed arguments for the next page. It receives a page and the arguments that
+    requested this page."""
     may_be_empty: bool = False
     """Whether more pages may follow an empty page, because the hub searches only a part of its log in one call."""
 
@@ -34,7 +34,7 @@ def _before(entries: str, field: str) -> _Paging:
 
 
 def _name_letter(page: Page, _: Mapping[str, Any]) -> dict[str, Any]:
-    # Dead letters are ordered by agent and seq, so the position needs both.
+    # Dead letters are ordered by agent and seq, so the position contains both.
     last = page["dead_letters"][-1]
     return {"after": f"{last['agent_id']}/{last['seq']}"}
 
@@ -69,7 +69,7 @@ _PAGINGS = {
 
 
 async def read_pages(call: Call, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
-    """Yield the values of ``op``, page after page, until the hub has no more.
+    """Yield the values of ``op``, page after page, until the hub has no more entries.
 
     Each page is requested only when the caller's loop continues. Raises `ValueError` for an operation without pages,
     and the errors of ``call``.

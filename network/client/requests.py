@@ -26,7 +26,7 @@ MAX_UNANSWERED, MAX_UNANSWERED_BYTES = 4096, 16 * 1024 * 1024
 """Maximum number of unanswered requests, and their maximum size in bytes. A single larger request is sent alone."""
 MAX_LOSSES = 3
 """Number of connections that may end with a code of `BLAMING_CODES` while the same request is the oldest unanswered
-request. The client then gives this request up."""
+request. After that, the request fails and is not sent again."""
 BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
 """Close codes of a hub that could not accept a frame of the client. Network failures have other codes, so they count
 against no request."""
@@ -107,20 +107,20 @@ class RequestQueue:
             request.resolve(outcome)
 
     def count_loss(self, closed: Closed) -> None:
-        """After a lost connection, give up requests that would end the next session too. If they were repeated, no
+        """After a lost connection, fail the requests that would also end the next session. If they were repeated, no
         later request could ever be answered."""
         if closed.code == ANSWER_TOO_LARGE:
             error = TooLarge(
                 f"The hub's answer to one of the unanswered calls is larger than {MAX_FRAME_BYTES} bytes. Request less "
                 "data per call."
             )
-            # It is unknown which call has the large answer, so give up all calls. Repeating them would end every
+            # It is unknown which call has the large answer, so fail all calls. Repeating the calls would end every
             # session. Messages and records have small answers.
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
         elif closed.code in BLAMING_CODES and self._unanswered:
-            # Count the loss against the oldest request only. If a later request caused it, that request becomes the
-            # oldest as soon as the earlier requests are answered, and is given up then.
+            # Count the loss against the oldest request only. If a later request caused the loss, that request becomes
+            # the oldest as soon as the earlier requests are answered, and then fails.
             key, oldest = next(iter(self._unanswered.items()))
             oldest.losses += 1
             if oldest.losses >= MAX_LOSSES:

@@ -24,8 +24,8 @@ from roundelay.network.tls import client_context, explain_failure
 SIGNAL_ROOM_BYTES = 256 * 1024
 """Number of unsent bytes above which a connection counts as full. The client then drops signals."""
 PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
-"""Time between pings, and time limit of a ping's answer, in seconds. If the hub vanishes, the connection is closed
-after at most the sum of both times."""
+"""Time between pings, and time limit of a ping's answer, in seconds. If the hub stops responding, the connection is
+closed after at most the sum of both times."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Maximum size of a frame that a client accepts, in bytes. A result of `network.history` has up to 500 messages."""
 MAX_REDIRECTS = 3
@@ -37,7 +37,7 @@ COME_BACK = 4503
 
 
 class Crowded(ConnectError):
-    """The server closed the connection without an answer, as a hub with too many pending connections does."""
+    """The server closed the connection without an answer. A hub with too many pending connections does this."""
 
 
 class NotLeading(ConnectError):
@@ -76,10 +76,10 @@ class Transport(Protocol):
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``).
 
-    ``url`` may list several URLs, separated by commas. The first URL that accepts a connection is used until it
-    refuses. A node that refuses or ends a session may name the leader. With ``goes_to_leader``, the leader is tried
-    next, with the same encryption as the node that named it. A new leader may refuse connections for a moment. So the
-    leader is tried again after the other URLs, until one of these URLs accepts.
+    ``url`` may list several URLs, separated by commas. The first URL that accepts a connection is used until it refuses
+    a connection. A node that refuses or ends a session may name the leader. With ``goes_to_leader``, the leader is
+    tried next, with the same encryption as the node that named it. A new leader may refuse connections for a short
+    time. So the leader is tried again after the other URLs, until one of these URLs accepts a connection.
 
     ``timeout_s`` limits each attempt: TCP, TLS and the WebSocket handshake together.
     """
@@ -102,7 +102,8 @@ class WebSocketTransport:
             tried.add(self.url)
             try:
                 wire = await self._connect()
-                # Remember the named leader until a given URL accepts, because the node that named it may be gone.
+                # Remember the named leader until a given URL accepts a connection, because the node that named the
+                # leader may have stopped.
                 is_given = self.url in self._urls
                 self._previous_leader, self._leader = (self._leader, "") if is_given else ("", self.url)
                 return wire

@@ -55,8 +55,8 @@ class Welcome(Struct, frozen=True, kw_only=True):
 
 
 class Stored(Struct, frozen=True):
-    """A message or record that the hub has stored. ``duplicate`` is true if an earlier request had already stored
-    it."""
+    """A message or record that the hub has stored. ``duplicate`` is true if an earlier request had already stored the
+    same message or record."""
 
     seq: int
     id: str

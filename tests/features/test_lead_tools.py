@@ -95,7 +95,7 @@ def run_gather(**options: Any) -> tuple[str, float, list[str]]:
 
 def test_gather_waits_for_all_and_names_the_answer_that_does_not_match() -> None:
     text, elapsed_s, _ = run_gather()
-    assert text.startswith("3 of 4 answered; missing: cat (its answer is no JSON: 'seven, I think').")
+    assert text.startswith("3 of 4 answered; missing: cat (its answer is not JSON: 'seven, I think').")
     assert '<answer sender="ann">{"n": 1}</answer>' in text
     assert '<answer sender="bob">{"n": 2}</answer>' in text
     assert elapsed_s > SLOW_S
@@ -208,7 +208,7 @@ def test_hostile_schema_is_refused(schema: dict[str, Any], problem: str) -> None
     [
         ('{"n": 1}', ""),
         ('{"n": "1"}', "n: '1' is not of type 'integer'"),
-        ("[" * 100_000, "its answer is no JSON"),
+        ("[" * 100_000, "its answer is not JSON"),
         (json.dumps({"n": "x" * 5000}), "its answer does not match"),
     ],
 )

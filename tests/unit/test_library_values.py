@@ -59,7 +59,7 @@ def test_a_subclass_is_encoded_as_the_type_it_extends(value: object, expected: o
 
 
 def test_what_is_no_json_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match="A Kept does not go into JSON"):
+    with pytest.raises(TypeError, match="A Kept cannot be written as JSON"):
         encode({"it": type("Kept", (), {})()})
 
 
