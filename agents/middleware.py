@@ -216,7 +216,7 @@ class Around:
     def report(self, text: str) -> Iterator[None]:
         """Show ``text`` to people as progress until the ``with`` block ends. The model does not read the text."""
         self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
-        # End the report even after an error. Otherwise people would still see the work as running.
+        # End the report even after an error. Without this report, people would still see the work as running.
         try:
             yield
         finally:
@@ -254,7 +254,7 @@ class Around:
             # Prefer the requested tool, because a model may also call tools that do not exist.
             calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)
             try:
-                # Some models write the arguments as text, often in a code fence, so that text is read too.
+                # Some models write the arguments as text, often in a code fence, so parse the text of the reply too.
                 return kind.model_validate_json(calls[0].arguments if calls else strip_code_fence(reply.text or ""))
             except ValidationError:
                 # Send the same request again. Replies vary, so the next reply is often valid.

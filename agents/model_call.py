@@ -118,7 +118,7 @@ class ModelCaller:
         limit = self._run.journal.max_root_tokens
         if limit is None or self._run.playback is not None:  # a replay makes no request
             return await send(request)
-        from .features.budget import HubBudget  # only networks with such a budget pay for the import
+        from .features.budget import HubBudget  # import only if the network sets a token budget
 
         around = self.make_around(request.turn, "budget", [], model)
         return await HubBudget(limit).around_model(around, request, send)

@@ -235,7 +235,7 @@ async def put_question(
         if agent_id == context.agent_id:
             problems[agent_id] = "was not asked: that is you."
             return
-        # Both agents would wait for each other until the timeout.
+        # Do not ask an agent that waits for this agent: both would wait for each other until the timeout.
         if agent_id in read_waiting(context.trigger):
             problems[agent_id] = "was not asked, because it waits for your answer. Answer it instead."
             return
@@ -246,7 +246,7 @@ async def put_question(
         except RequestError as error:
             problems[agent_id] = f"was not asked: {error.code}: {error}"
             return
-        # Expect the reply at once, because the first agent may answer while the others are still being asked.
+        # Expect the reply at once, because the first agent may answer while other agents are still being asked.
         waiter.expect(stored.seq)
         sent[agent_id] = stored
 

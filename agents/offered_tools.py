@@ -77,7 +77,7 @@ def _make_lean_tools(mods: bytes, with_history: bool) -> tuple[Sequence[Tool], S
     """
     common = [*communication_tools(), *([read_history] if with_history else [])]
     common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, make_operation_tools(mods)))
-    # Put `load_tools` first, because it is in most requests, and the other tools are only in some. Requests with the
+    # Put `load_tools` first, because most requests contain it, and only some contain the other tools. Requests with the
     # same beginning use the provider's cache.
     return [make_load_tools([*common, *offered]), *common], offered
 

@@ -124,7 +124,8 @@ def checked(
         @checks(check)
         @wraps(init)
         def hold(owner: OwnerT, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            # Bind first: a wrong name or a missing argument raises Python's own TypeError, as for any constructor.
+            # Bind the arguments first: a wrong name or a missing argument then raises Python's own TypeError, as for
+            # any constructor.
             given = signature.bind(owner, *args, **kwargs).arguments
             (_, *named), form = given.items(), form_of(hold)
             told: dict[str, Any] = {**dict.fromkeys(several, ()), **dict(named)}

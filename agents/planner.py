@@ -141,8 +141,8 @@ async def _recall(
         return ToolResult(UNKNOWN_OUTCOME, ok=False)
     tool = agent.find_tool(call.name)
     try:
-        # Repeat a call only if its tool was repeatable in the records and still is. Otherwise an effect could happen
-        # twice.
+        # Repeat a call only if its tool was repeatable in the records and still is. A call of any other tool could have
+        # its effect twice.
         if tool is not None and tool.effect != "once" and index not in replay.once:
             call = await preprocess(call)
             return PlannedCall(index, call, tool, tool.parse(call.arguments))
@@ -165,8 +165,8 @@ def answer_calls(
         elif ending is not None:
             done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
             content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
-        # The model wrote `finish` before it saw the failure. In the last turn it could not react to the failure, so the
-        # finish stands.
+        # The model wrote `finish` before it saw the failure. In the last turn, the model cannot react to the failure,
+        # so `finish` takes effect.
         elif is_finish and not all_ok and not is_last:
             content = "Not finished: another call of this turn failed. See its answer, then finish again."
         else:

@@ -177,7 +177,7 @@ class ConversationPrompt:
             return _compile(self.source)
         except TemplateSyntaxError as error:
             raise ConfigError(
-                f"the conversation template is wrong: {error.message}", path=self.path, line=error.lineno
+                f"the conversation template has a syntax error: {error.message}", path=self.path, line=error.lineno
             ) from error
 
 
@@ -400,7 +400,7 @@ def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
         used = f" It has used {standing['tokens_used']:,} tokens." if "tokens_used" in standing else ""
         tokens = f" and {standing['tokens_left']:,} tokens" if "tokens_left" in standing else ""
         lines.insert(0, f"This conversation has {left:,} messages{tokens} left.{used}")
-    # Whole lines only: half a sentence would mislead the model.
+    # Drop whole lines only, because half a sentence would mislead the model.
     while lines:
         text = "\n".join(["<standing>", *dict.fromkeys(lines), "</standing>"])
         if len(text.encode()) <= MAX_STANDING_BYTES:
@@ -445,7 +445,7 @@ def select_threads(
             shown = others[-count:]
             omitted = thread.omitted + len(others) - count
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
-    # The incoming thread sorts last, so that the cut below never drops it.
+    # Sort the trigger's thread last, so that the slice below never drops this thread.
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
     ordered = sorted(kept[-max_threads:], key=lambda thread: thread.messages[0].seq)
     return {thread.thread_id: thread for thread in ordered}

@@ -135,8 +135,8 @@ class Reaction:
         """Ask the hooks for their initial state. Idempotent. The first step also calls this method."""
         if not self._has_values:
             self._has_values = True
-            # Existing values win. The initial state of a hook must not reset notes that were read back from the
-            # records.
+            # Existing values have priority. The initial state of a hook must not reset notes that were read back from
+            # the records.
             self._values.update({**await self.agent.chain.start(), **self._values})
 
     async def proceed(self, outcome: Outcome) -> Step:
@@ -150,14 +150,16 @@ class Reaction:
                 step = await self._ask()
             case NewMessages(), LoopState.ASKING:
                 self.read_meanwhile += outcome.seqs
-                # Only ever set this to True. A requester who waited at the start still waits after later messages.
+                # Never reset this flag to False. A requester who waited for an answer at the start still waits after
+                # later messages arrive.
                 self._answers |= outcome.answers
                 append_user_text(self.history, outcome.text)
                 step = await self._ask(again=True)
             case ModelReply(), LoopState.ASKING:
                 step = await self._handle_reply(outcome)
             case Replayed(), LoopState.ASKING:
-                # Limits may have changed since the recording. The record decides whether the turn had tools.
+                # Limits may have changed since the recording. Use the recorded value of ``is_last``, which shows
+                # whether the turn had tools.
                 self._turn.replay, self._turn.is_last = outcome, outcome.is_last
                 step = await self._handle_reply(outcome.reply)
             case ModelFailed(), LoopState.ASKING:
@@ -225,15 +227,15 @@ class Reaction:
                 follows_withheld=before.is_withheld,
                 loaded=before.loaded,
             )
-            # Refresh the tools of middleware once per turn, not per request. The model must not get other tools when it
-            # is asked again.
+            # Refresh the tools of middleware once per turn, not per request. If the model is asked again in the same
+            # turn, its tools must not change.
             if self.agent.chain.brings_tools:
                 self.control = replace(self.control, agent=self.agent.refresh(self.describe()))
         turn, agent, chain = self._turn, self.agent, self.agent.chain
         state = self.describe()
         is_stuck = self._idle_turns >= agent.policy.max_idle_turns
         turn.is_last = turn.number >= self.max_turns or is_stuck or not await chain.should_continue(state)
-        # Run this only once per turn. If the model is asked again, the hook's text would appear twice.
+        # Call the hook only once per turn. If the model is asked again, the hook's text would appear twice.
         if turn.is_last and not again:
             match await chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
@@ -254,7 +256,8 @@ class Reaction:
         system, *others = repair(self.history, trailing or None)
         messages = (system, *(() if self._is_compacted else self.setup.chat), *others)
         step = CallModel(turn.number, agent, messages, specs, state, turn.is_last)
-        # Providers refuse a request that forces a tool it does not offer. The last turn, for example, offers none.
+        # Providers refuse a request that forces a tool without offering this tool. The last turn, for example, offers
+        # no tools.
         if turn.forced_tool is not None and any(spec.name == turn.forced_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(turn.forced_tool))
         step = await chain.prepare(state, step)
@@ -296,7 +299,7 @@ class Reaction:
         self.usage += await chain.calculate_usage(self.describe(), reply)
         if not reply.tool_calls:
             return await self._handle_text(reply)
-        # The plan and the journal use the calls as the model wrote them. The history needs well-formed calls.
+        # The plan and the journal use the calls in the form that the model wrote. The history needs well-formed calls.
         turn.reply = replace(reply, tool_calls=self._planner.make_ids_unique(turn.number, reply.tool_calls))
         calls = tuple(map(sanitize_call, turn.reply.tool_calls))
         self.history.append(AssistantMessage(reply.text, calls, reply.origin))
@@ -322,8 +325,8 @@ class Reaction:
         """Handle a reply without tool calls: the answer, or text that the model must write again."""
         turn, text = self._turn, (reply.text or "").strip()
         turn.is_withheld = reply.is_withheld
-        # Ask only twice. A filter that refuses the same history twice will refuse it again. ``goes_on`` overrides this
-        # rule, because the records prove that the run continued.
+        # Ask the model only twice, because a filter that refuses the same history twice will refuse it again.
+        # ``goes_on`` overrides this rule, because the records prove that the run continued.
         if turn.is_withheld and (turn.follows_withheld or turn.is_last) and not turn.goes_on:
             return self._fail(ModelFailed("the provider withheld the reply twice", "content_filter"))
         if text and self._is_text_lost:
@@ -373,22 +376,23 @@ class Reaction:
             is_unknown(result) or (index in run and has_effect(result)) for index, result in answers.items()
         )
         self._idle_turns = self._idle_turns + 1 if is_idle else 0
-        # Decide on idleness before this line. The hooks below change the results, and a resumed run must count the same
-        # turns.
+        # Count idle turns before calling the hooks below: the hooks change the results, and a resumed run must count
+        # the same turns.
         answers = turn.plan.refused | await self._count_calls(results)
         ending = self._answer_calls(answers)
         text = (turn.reply.text or "").strip()
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
             return await self._hand_over(handoff, ending)
-        # The first call by index wins, not the first to end. In a resumed run, parallel calls may end in another order.
+        # Use the answer with the lowest index instead of the first to arrive: in a resumed run, parallel calls may end
+        # in another order.
         answer = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if answer is not None and not turn.goes_on:
             keeper = answer.data.get(KEEPER)
             self.keeper = keeper if isinstance(keeper, str) else self.keeper
             return await self._end("a tool gave the answer", answer.content, is_new=True)
-        # If the records have a next turn, the limits were higher then. Ending here would leave the effects of that turn
-        # without a cause.
+        # If the records contain a next turn, the limits were higher in the recorded run. Ending the run now would leave
+        # the effects of the next turn without a cause.
         is_over = turn.is_last and not turn.goes_on
         if ending is not None and self._is_text_lost and not self.has_spoken:
             append_user_text(self.history, loop_texts.NOT_KEPT)
@@ -431,8 +435,8 @@ class Reaction:
             final[index], changes = await self.agent.chain.after_tool(self.describe(), call, result)
             turn.next_tool = changes.next_tool or turn.next_tool
             if changes.messages is not None:
-                # A hook may return the current turn too. Drop that turn from the result: it is already at the end of
-                # the history, and no call may occur twice.
+                # A hook may return the current turn too. Drop the current turn from the hook's result, because it is
+                # already at the end of the history, and no call may occur twice.
                 self.history[1:turn_start] = drop_turn(changes.messages, turn.reply.tool_calls)
                 turn_start = len(self.history) - 1
         self._corrections += is_corrected
@@ -459,7 +463,7 @@ class Reaction:
         # Keep the earlier agents in control.earlier, because their guards and approvers still apply.
         self.control = Control(handoff.agent, (caller.agent, *caller.earlier), self.turn + 1)
         self.history = handoff.take_over(caller.agent.id, self.history, note)
-        # Values of earlier agents win, so that middleware shared by the agents keeps its state.
+        # Values of earlier agents have priority, so that middleware that the agents share keeps its state.
         self._values = {**await handoff.agent.chain.start(), **self._values}
         self._idle_turns = 0
         return await self._ask()
@@ -467,7 +471,7 @@ class Reaction:
     async def _return_control(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, (caller, self.history) = self.agent, self._callers.pop()
-        self.control = replace(caller, first_turn=0)  # its first turn was before its handoff
+        self.control = replace(caller, first_turn=0)  # the caller's first turn was before its handoff
         self._idle_turns = 0
         outcome = f"It said: {text}" if text else f"It finished: {reason}"
         append_user_text(self.history, f"{returning.id} has handed the conversation back to you. {outcome}")
@@ -479,8 +483,8 @@ class Reaction:
         """End the agent's work with a text. ``is_new``: no tool can have sent this text to the thread already."""
         if self._callers:
             return await self._return_control(reason, text)
-        # Text that comes with `finish` usually repeats a message that a tool has just sent. Sending both would post the
-        # answer twice.
+        # Text that comes with `finish` usually repeats a message that a tool has just sent. Sending the text and the
+        # message would post the answer twice.
         is_said = self.has_spoken and self.state is LoopState.CALLING and not is_new
         return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
@@ -514,7 +518,7 @@ class Reaction:
         self, status: Status, reason: str, answer: str | None, metadata: Mapping[str, JsonValue] = MappingProxyType({})
     ) -> Step:
         """End with an answer after the reviewers have checked it."""
-        # Read this value before `_finish` changes the state. The limits that apply now are decisive, even if the review
+        # Read ``can_correct`` before `_finish` changes the state. The limits at this time apply, even if the review
         # comes much later.
         can_correct = self.can_correct
         end = self._finish(status, reason, answer)
@@ -529,8 +533,8 @@ class Reaction:
         proposed, self._turn.proposed = self._turn.proposed, None
         assert proposed is not None
         self.usage += reviewed.usage
-        # Without a turn left, the correction cannot be used. The review then decides whether the answer is sent
-        # unchanged or blocked.
+        # If no turn is left, the model cannot use the correction. In this case, the review decides whether the answer
+        # is sent unchanged or blocked.
         if reviewed.correction is not None and proposed.can_correct:
             self._corrections += 1
             append_user_text(self.history, f"Your answer was not given. {reviewed.correction}")

@@ -120,8 +120,8 @@ class ReactionScheduler:
     async def _route(self, delivery: Delivery) -> None:
         message = delivery.message
         request = find_request(message)
-        # Check for an awaited reply before the wake rule. Otherwise such a reply would start a second reaction in the
-        # same thread.
+        # Check for an awaited reply before the wake rule. The wake rule would start a second reaction in the same
+        # thread for an awaited reply.
         if request is not None and await self._is_awaited_reply(message):
             await delivery.ack()  # if the call is interrupted, it can read the message in its thread
             return
@@ -177,7 +177,7 @@ class ReactionScheduler:
                 if await self._takeovers.add_open_reaction(message, opened.reaction, ids, recorded.read_meanwhile()):
                     self.inbox.admit(message)
                 continue
-            # Expect replies before any reply is delivered. Otherwise a reply would start a new reaction.
+            # Expect replies before any reply is delivered. A reply that is not expected would start a new reaction.
             questions = await expect_replies(recorded, self.replies)
             for seq in recorded.read_meanwhile():
                 try:
@@ -338,8 +338,8 @@ class ReactionScheduler:
                     self.replies.relays.hear(event)
                 case Notice(kind="dead_letter", body={"seq": int(seq)}):
                     self.replies.look_after(seq)
-                # In another ledger, the same seqs belong to other messages. Continuing would answer and acknowledge the
-                # wrong messages.
+                # In another ledger, the same seqs belong to other messages. With the old seqs, the agent would answer
+                # and acknowledge the wrong messages.
                 case Reconnected(welcome=welcome) if welcome.network.epoch != self._epoch:
                     raise LedgerReplaced
                 case Notice(kind="watched", body={"is_watched": bool(is_watched)}):

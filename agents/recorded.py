@@ -283,7 +283,7 @@ class Recorded:
             frozenset(call for other, call in self.begun_calls if other == turn),
             frozenset(call for other, call in self.once_calls if other == turn),
             is_last=turn in self.last_turns,
-            # A record of another turn proves that this turn did not end the run, even if the limits have changed.
+            # A record of the next turn proves that this turn did not end the run, even if the limits have changed.
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
             is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
             altered=self.altered.get(turn, Altered()),
@@ -312,8 +312,8 @@ class Recorded:
                 if value.is_last:
                     self.last_turns.add(turn)
             case ModelFailed():
-                # Mark the failure as recorded. The loop then ends with this failure, and does not shorten the prompt to
-                # ask the model again.
+                # Mark the failure as recorded, so that the loop ends with this failure and does not shorten the prompt
+                # to ask the model again.
                 self.failures[turn] = replace(value, is_recorded=True)
             case _Asking():
                 self.waiting.questions[at] = value.messages

@@ -190,7 +190,7 @@ class Replies:
             # from the thread.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
-            # Pause after the lookup. If the reply is already there, no other reaction needs to start in the meantime.
+            # Pause the reaction after the lookup: if the reply is already there, no other reaction needs to start.
             self._pause(reaction)
             try:
                 unanswerable = await self._await_all(replies, wait, ends_at, is_enough)
@@ -237,8 +237,8 @@ class Replies:
             is_due, hint = hint.done() or loop.time() >= look_at, self._get_hint()
             late = {to: wait.questions[to] for to, reply in missing.items() if not reply.done()}
             if late and is_due and not wait.is_approval and loop.time() < ends_at:
-                # Double the delay. The first checks soon find an early failure, and a wait of days costs the hub few
-                # requests.
+                # Double the delay between two checks. The first checks soon find an early failure, and a wait of days
+                # costs the hub few requests.
                 look_s = min(2 * look_s, MAX_LOOK_S)
                 reasons = await find_unanswerable(self._client, late)
                 if reasons:
@@ -362,11 +362,11 @@ class Waiter:
             return {}
         call = self._call
         wait, left_s = self.known, min(timeout_s, MAX_WAIT_S)
-        # The reply to a new question is always delivered. After a restart, the reply may have arrived while the agent
-        # was down, so look it up first.
+        # The reply to a new question is always delivered. After a restart, read the thread first, because the reply may
+        # have arrived while the agent was down.
         look_first = self.is_begun or wait is not None
         if wait is not None:
-            # Never wait longer than a new wait, because the clock may have been set back.
+            # Limit a resumed wait to the length of a new wait, because the clock may have been set back.
             left_s = max(0.0, min(left_s, (wait.until - self._replies.clock()) / 1000))
         else:
             wait = Wait(

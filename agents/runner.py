@@ -153,7 +153,7 @@ class AgentRunner(ABC):
         stays unreachable. After an earlier `stop`, this method returns at once.
         """
         if not self._ended.is_set():
-            raise RuntimeError(f"agent {self.agent_id} runs already")
+            raise RuntimeError(f"agent {self.agent_id} is already running")
         # Events belong to the event loop that awaits them, and each run may have another loop.
         is_stopped, self._stopping, self._ended = self._stopping.is_set(), asyncio.Event(), asyncio.Event()
         if is_stopped:
@@ -214,7 +214,9 @@ class AgentRunner(ABC):
             except (Forbidden, InvalidArguments) as error:
                 if name not in self._refused_channels:
                     place = {"agent_id": self.agent_id, "channel": name, "reason": str(error)}
-                    _logger.warning("channel refused; the agent works without it until it starts again", extra=place)
+                    _logger.warning(
+                        "channel refused; the agent works without the channel until its next start", extra=place
+                    )
                 self._refused_channels.add(name)
 
     # --- serving
@@ -261,7 +263,8 @@ class AgentRunner(ABC):
         epoch = client.welcome.network.epoch
         scheduler = self._scheduler = ReactionScheduler(self, client, self._activity, group)
         self.check_network(client)
-        # Start this before any step that may wait, so that a stop also ends an agent that hangs while joining channels.
+        # Start the task that watches for a stop before any step that may wait, so that a stop also ends an agent that
+        # hangs while joining channels.
         group.create_task(self._end_when_stopped())
         group.create_task(self._activity.send(client))
         await self.join_channels(client)

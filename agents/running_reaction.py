@@ -154,8 +154,8 @@ class RunningReaction:
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
         task = self.task = asyncio.create_task(run)
         try:
-            # Use `wait` instead of `await task`, which would raise the run's cancellation here. Such a cancellation
-            # would look like a cancellation of the runner.
+            # Use `wait` instead of `await task`, which would raise the run's cancellation here as if the runner were
+            # cancelled.
             await asyncio.wait({task})
         except asyncio.CancelledError:
             # The runner ends. Close the journal first: user code may ignore its cancellation, but it must not write
@@ -255,7 +255,8 @@ class RunningReaction:
             await self.journal.settle_start()
             if not self.journal.is_started:
                 if self.delivery is not None:
-                    # If a quota is used up, wait until it is renewed. Otherwise all attempts would fail within seconds.
+                    # If a quota is used up, wait until it is renewed. Without this delay, all attempts would fail
+                    # within seconds.
                     retry_after_ms = error.retry_after_ms if isinstance(error, BudgetExhausted) else None
                     cut_reason = replace_surrogates(reason[:MAX_REASON_CHARS])
                     await self.delivery.nack(cut_reason, retry_after_ms=retry_after_ms)
@@ -369,8 +370,8 @@ class InboxMessages:
     async def settle(self, new: NewMessages) -> None:
         """Mark the messages of a ``new_messages`` record as read, so that they get no reactions of their own."""
         for seq in new.seqs:
-            # Remove the message only after it is stored as read. In the opposite order, a cancellation between the two
-            # steps would lose the message.
+            # Remove the message only after it is stored as read. If the message were removed first, a cancellation
+            # between the two steps would lose the message.
             await self._mark_read(seq, self._running.message.thread_id, self._running.id)
             del self._running.unsettled[seq]
 
@@ -418,8 +419,8 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
         recorded = await journal.load()
         return await _find_trigger(client, opened.trigger, recorded), recorded
     except (UnknownMessage, ValueError, TypeError, LookupError) as error:
-        # Another program wrote these records under this agent's id, or retention deleted the message. Such a reaction
-        # must not prevent the agent from starting.
+        # Another program wrote these records under this agent's id, or retention deleted the message. A reaction with
+        # unreadable records must not prevent the agent from starting.
         details = {"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__}
         _logger.error("open reaction cannot be resumed", extra=details)
         await journal.record_finished(Finish("failed", "its records or its trigger can no longer be read"))
@@ -442,7 +443,7 @@ async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
 
 async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage:
     if recorded.started is None:
-        raise LookupError("the reaction has no record of its beginning")
+        raise LookupError("the reaction has no record of its start")
     thread_id = recorded.started.thread_id
     # ``before`` is exclusive. With ``seq + 1`` and a limit of 1, the hub returns the trigger itself if it still exists.
     history = await retry_later(partial(client.history, thread_id, before=seq + 1, limit=1))

@@ -76,8 +76,8 @@ class Takeovers:
         interrupted reaction.
         """
         self._interrupted[message.seq] = reaction
-        # The successor's id is derived from the interrupted reaction. An open successor therefore proves that the
-        # reaction was already replaced.
+        # The successor's id is derived from the interrupted reaction. If a reaction with the successor's id is open,
+        # the interrupted reaction was already replaced.
         if _derive_next_id(reaction) in open_ids or await self._has_later(message, read):
             await self.finish_interrupted(message.seq)
             return False

@@ -156,8 +156,8 @@ class _Choice(Strict):
         if len(self.model_fields_set) != 1:
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         if getattr(self, self.name) is None:
-            # `budget:` without a value is null in YAML. It is unclear whether the defaults are meant or the options
-            # were forgotten.
+            # `budget:` without a value is null in YAML. The author may have meant the defaults or may have forgotten
+            # the options, so refuse the item.
             wanted = "module:callable" if self.name == "custom" else "{}"
             raise ValueError(f"has no options: write {self.name}: {wanted}")
         return self
@@ -191,7 +191,7 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
     # An outer `budget` would see one model call, while `forced_tools` may send several requests inside this call.
     if choice.name == "forced_tools" and "budget" in names:
         raise ConfigError(
-            "budget precedes forced_tools, so it would reserve one request for several: move budget after it"
+            "budget precedes forced_tools, so it would reserve one request for several: move budget after forced_tools"
         )
 
 
@@ -200,7 +200,7 @@ def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
     if choice.custom is not None:
         return load_custom(choice.custom)
     make = FEATURES[choice.name]
-    # Pass the folder only to features that read files. The other features do not have this parameter.
+    # Pass the folder only to features that read files. Other features do not have the parameter ``folder``.
     beside = {"folder": folder} if "folder" in signature(make).parameters else {}
     return make_from(make, getattr(choice, choice.name), **beside)
 
@@ -232,12 +232,12 @@ class ElsewhereChoice(Strict):
         parts = urlsplit(self.url)
         # Refuse a password in the address, because logs and errors show the address.
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ValueError("url must be http://HOST or https://HOST, without a name or a password")
+            raise ValueError("url must be http://HOST or https://HOST, without a user name or a password")
         if self.token_env is not None and self.token_file is not None:
             raise ValueError("must be one of token_env and token_file")
-        # On loopback the token does not leave the machine, so http is enough there.
+        # On loopback, the token does not leave the machine, so http is allowed.
         if parts.scheme == "http" and (self.token_env or self.token_file) and not is_loopback(parts.hostname):
-            raise ValueError("url must be https://, or its token could be read on the way")
+            raise ValueError("url must be https://, because others could read the token on an http connection")
         return self
 
 
@@ -280,8 +280,8 @@ class ToolChoice(Strict):
         loaded, rule = load_tool(self.tool), self.rule
         # Include only fields that the item states. An empty value must not erase the rule in the tool's own code.
         given = {field.name: value for field in fields(rule) if (value := getattr(rule, field.name)) not in (None, ())}
-        # If the item states any part of a rule, require approval. Otherwise its approvers would never be asked,
-        # although the author expects that.
+        # If the item states any part of a rule, require approval. An author who names approvers expects that they are
+        # asked.
         needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
         return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
 
@@ -517,7 +517,7 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     else:
         return ""
     token = read_secret(token, source)
-    # Fail at the start. Otherwise the remote agent would refuse each message without naming the variable.
+    # Fail at the start. The remote agent would refuse each message without naming the variable.
     if not token:
         raise ConfigError(f"{source} is missing or empty, and must contain the token")
     return token
@@ -533,10 +533,10 @@ def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:
         return _read_item(root, outer)
     for key, node in root.value.items():
         if key != "agents":
-            raise node.error(f'unknown key "{key}" beside "agents"; a file holds one agent, or a list of them')
+            raise node.error(f'unknown key "{key}" beside "agents": a file contains one agent, or a list of agents')
     listed = root.value["agents"]
     if not isinstance(listed.value, list) or not listed.value:
-        raise listed.error('"agents" must be a list: each item an agent, or the path of an agent file')
+        raise listed.error('"agents" must be a list in which each item is an agent or the path of an agent file')
     return [spec for item in listed.value for spec in _read_item(item, outer)]
 
 
@@ -554,7 +554,7 @@ def _read_item(node: YamlNode, outer: tuple[Path, ...]) -> list[AgentSpec]:
 
 def _load_tools(spec: AgentSpec) -> list[Tool]:
     node = spec.find_node("tools")
-    # Without the key ``tools``, the file has no list of tools. Errors then name the line of the agent.
+    # Without the key ``tools``, the file has no list of tools. In this case, errors name the line of the agent.
     lines = node.value if isinstance(node.value, list) else [node] * len(spec.tools)
     tools = []
     for name, line in zip(spec.tools, lines, strict=True):
@@ -576,7 +576,7 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
         except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     try:
-        # Check this after all items have been built, because an item may need an item that follows in the list.
+        # Check the needs of items after all items have been built, because an item may need a later item of the list.
         check_needs(spec.id, made)
     except ConfigError as error:
         raise node.error(error.message) from error

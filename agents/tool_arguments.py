@@ -59,7 +59,8 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     config = ConfigDict(extra="forbid", alias_generator=lambda field: field.removeprefix(_FIELD_PREFIX))
     try:
         model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
-        # Some types have a validator but no schema. Report this problem now instead of at the first model call.
+        # Some types have a validator but no schema. Report a type without a schema now instead of at the first model
+        # call.
         model.model_json_schema()
     except PydanticUserError as error:
         raise ToolError(

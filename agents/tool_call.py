@@ -317,8 +317,8 @@ class ToolRun:
         for address, count in self._sent.items():
             self._run.sent_counts[address] -= count
         self._sent.clear()
-        # Make a new context, which numbers message ids from the start again. The ids then match the ids of the first
-        # attempt.
+        # Make a new context, which numbers message ids from the start again. The ids of a repeated attempt must match
+        # the ids of the first attempt.
         context = self._make_context()
         if tool.should_use is not None:
             is_enabled = tool.should_use(context)

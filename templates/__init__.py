@@ -9,7 +9,7 @@ from __future__ import annotations
 if __name__ == "templates":  # a clone's folder, found in the current directory
     raise ImportError(
         "Import this package as roundelay.templates (from roundelay.templates import ...). Under the name "
-        "templates it would be a second copy with classes of its own."
+        "templates Python would load a second copy of the package."
     )
 
 from importlib.resources import files

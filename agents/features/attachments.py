@@ -273,7 +273,7 @@ def _decode(attachment: Attachment) -> bytes | None:
     type.
     """
     try:
-        # Mail and some tools break base64 into lines, which strict decoding refuses.
+        # Remove white space: mail and some tools break base64 into lines, which strict decoding refuses.
         content = base64.b64decode("".join(attachment.data.split()), validate=True)
     except ValueError:
         return None

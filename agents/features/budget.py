@@ -183,8 +183,7 @@ class Budget(Middleware):
                 # This process itself counts the requests of the current turn, because they are not recorded yet.
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
-                # Each time an operator lets a stopped conversation continue, the conversation gets its full budget once
-                # more.
+                # Each time an operator resumes a stopped conversation, the conversation gets its full budget once more.
                 owner, limit = spent["root"], limit * (1 + spent["resumed"])
                 used, by = self._add_up_root(around, unit, spent, limit)
             case _:

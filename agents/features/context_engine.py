@@ -350,8 +350,8 @@ def apply_summary(parts: SplitRequest, summary: Summary, *, beyond: int = 0) -> 
     """
     head = list(parts.head)
     if beyond and head and isinstance(head[-1], UserMessage):
-        # Remove the earlier summary, because the new summary includes it. Keeping both would cost the tokens that this
-        # layout saves.
+        # Remove the earlier summary, because the new summary includes it. Keeping both summaries would cost the tokens
+        # that this layout saves.
         head[-1] = replace(head[-1], content=head[-1].content.rpartition(f"\n\n{_OPEN}")[0])
     append_user_text(head, write_summary(summary))
     return SplitRequest(tuple(head), parts.blocks[summary.turns - beyond :])

@@ -62,7 +62,7 @@ _Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
 
 def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[str], thinking: bool) -> None:
     if text and thinking and calls is True and results is True and not redact:
-        raise ValueError("changes nothing: set text, thinking, calls or results to what is kept, or set redact")
+        raise ValueError("changes nothing: set text, thinking, calls, results or redact")
 
 
 class DataPolicy(Middleware):
@@ -114,7 +114,7 @@ class DataPolicy(Middleware):
                 f"the pattern {error.pattern!r} of the data policy is not a regular expression: {error}"
             ) from error
         except ValueError as error:
-            raise ConfigError(f"{error} (redact of the data policy)") from error
+            raise ConfigError(f"redact of the data policy: {error}") from error
 
     def describe(self) -> object:
         return self._options
@@ -142,8 +142,8 @@ class DataPolicy(Middleware):
             case "review":
                 return self._store_review(body)
             case "finished":
-                # Redact the reason of a finished reaction, because the model wrote it. For any other status, the loop
-                # wrote the reason.
+                # Redact the reason of a finished reaction, because the model wrote it. If a reaction has any other
+                # status, the loop wrote the reason.
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
@@ -162,7 +162,8 @@ class DataPolicy(Middleware):
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
             case "note":
-                # A summary also contains text of the model, so both rules apply.
+                # A note such as a summary also contains text of the model, so the rules for texts and for results
+                # apply.
                 is_kept = self._keeps_text and all(self._keeps_results(name) for name in body.get("of", ()))
                 return {**body, "value": self._redact(body["value"]) if is_kept else None}
             case _:
@@ -253,8 +254,8 @@ class DataPolicy(Middleware):
         except (ValueError, RecursionError):
             return str(self._redact(written))
         redacted = self._redact(arguments)
-        # Redact the parsed values. In the raw JSON text, a match could include a quotation mark, and its replacement
-        # would make the JSON invalid.
+        # Redact the parsed values instead of the JSON text: a match in the text could include a quotation mark, and its
+        # replacement would make the JSON invalid.
         return written if redacted == arguments else json.dumps(redacted)
 
 

@@ -120,7 +120,7 @@ class Evaluations(Middleware):
                 ]
         findings = [(name, finding) for name, task in tasks if (finding := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
-        # `Grounding` compares the answer with results. Without results, do not record the check as passed.
+        # `Grounding` compares the answer with results. If there are no results, do not record `Grounding` as passed.
         idle = {name_check(check) for check in checks if isinstance(check, Grounding) and not evidence.results}
         passed = [name for name, task in tasks if task.result() == (None, "") and name not in idle]
         notes += [f"{name}: passed" for name in passed]

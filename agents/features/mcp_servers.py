@@ -116,8 +116,8 @@ class McpServers(Middleware):
         sessions = self._sessions.values()
         offers: list[object] = [item for session in sessions for item in (session.tools, *_list_readers(session))]
         if [*map(id, offers)] != [*map(id, self._built_from)] or not self._tools:
-            # Choose the names for the tools of all servers together. Otherwise a tool `a_b` of a server and a tool `b`
-            # of a server `a` could get the same name.
+            # Choose the names for the tools of all servers together. If the names were chosen per server, a tool `a_b`
+            # of one server and a tool `b` of a server `a` could get the same name.
             wanted = [
                 (session.name, own)
                 for session in sessions
@@ -155,8 +155,8 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
             raise ToolError(text or "the tool failed without a message")
         return Output(text)
 
-    # Name the server as the source of the description. Otherwise a template, or a prompt for a model without tool
-    # calls, could show the description as text of the agent's author.
+    # Name the server as the source of the description. Without this source, a template, or a prompt for a model without
+    # tool calls, could show the description as text of the agent's author.
     about = f"The MCP server {session.name} says: {offered.description}"
     # The server's own schema decides whether additional arguments are allowed.
     named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}

@@ -172,7 +172,7 @@ class ServerSession:
         If ``now`` is False, do not reconnect to a server that failed within the last `RETRY_AFTER_S` seconds.
         """
         self._follow_loop()
-        # Otherwise each reaction would wait for the timeout of a server that is down.
+        # Without this check, each reaction would wait for the timeout of a server that is down.
         if not now and asyncio.get_running_loop().time() < self._retry_at_s:
             return
         async with self._open_lock:
@@ -289,7 +289,7 @@ class ServerSession:
             parameters = StdioServerParameters(
                 command=options.command, args=list(options.args), env={**variables, **options.env}, cwd=options.cwd
             )
-            # The SDK requires a text file for stderr. The last line in this file explains in the log why a server
+            # The SDK requires a text file for stderr. The log quotes the last line of this file to explain why a server
             # ended.
             with os.fdopen(os.dup(stderr.fileno()), "w") as errors:
                 transport = stdio_client(parameters, errlog=errors)
@@ -365,7 +365,10 @@ class ServerSession:
                 instructions = types.DiscoverResult.model_validate(raw).instructions or ""
                 self.instructions = write_text(instructions.strip(), MAX_INSTRUCTIONS_CHARS)
             except (MCPError, ValueError) as error:  # keep the earlier instructions, and still read the tools
-                _logger.warning("MCP server not described again", extra={"server": self.name, "reason": str(error)})
+                _logger.warning(
+                    "the instructions of an MCP server could not be read again",
+                    extra={"server": self.name, "reason": str(error)},
+                )
         await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
@@ -378,7 +381,9 @@ class ServerSession:
         chosen = self._options.tools
         self.tools, left_out = read_offer(item for item in offered if chosen is None or item.name in chosen)
         for name, reason in left_out.items():
-            _logger.warning("MCP tool left out", extra={"server": self.name, "tool": name, "reason": reason})
+            _logger.warning(
+                "a tool of an MCP server is not offered", extra={"server": self.name, "tool": name, "reason": reason}
+            )
 
 
 async def _read_pages(fetch: Callable[..., Awaitable[Any]], kind: str) -> list[Any]:

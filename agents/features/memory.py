@@ -155,8 +155,8 @@ class Memory(Middleware):
             return previous
         seqs = [message.seq for message in messages]
         body = {"thread_id": thread_id, "seqs": seqs, "earlier": previous["seq"] if previous is not None else None}
-        # Apply the store hook here. The journal applies the hook to notes, but this record does not pass through the
-        # journal.
+        # Apply the store hook here, because this record does not pass through the journal, which applies the hook to
+        # notes.
         stored = around.agent.chain.store("note", {"name": MEMORY, "value": text}).get("value")
         if isinstance(stored, str) and stored:  # a data policy may have removed the text
             # Derive the id from the reaction, so that a repeated call after a kill does not store a second record.

@@ -244,7 +244,9 @@ def read_found(kind: type[R], listed: JsonValue, tool: str) -> list[R]:
     if listed is None:
         return []
     if isinstance(listed, list) and len(listed) > MAX_REFERENCES:
-        _logger.warning("references beyond the limit left out", extra={"tool": tool, "limit": MAX_REFERENCES})
+        _logger.warning(
+            "a result has too many references; the last ones are dropped", extra={"tool": tool, "limit": MAX_REFERENCES}
+        )
         listed = listed[:MAX_REFERENCES]
     sources: list[R] = []
     problems: list[str] = []
@@ -255,7 +257,9 @@ def read_found(kind: type[R], listed: JsonValue, tool: str) -> list[R]:
         except ValidationError as error:
             problems.append(str(error.errors()[0]["msg"]))
     if problems:
-        _logger.warning("references left out", extra={"tool": tool, "count": len(problems), "error": problems[0]})
+        _logger.warning(
+            "invalid references are dropped", extra={"tool": tool, "count": len(problems), "error": problems[0]}
+        )
     return sources
 
 
@@ -269,8 +273,8 @@ def find_numbers(state: TurnState) -> Numbers:
         for message in state.conversation:
             for reference in _read_sources(message):
                 numbers.find(reference, reference.n)
-            # The trigger is the last message, so this comparison selects the trigger's thread. In other threads, the
-            # same numbers refer to other sources.
+            # The trigger is the last message of ``conversation``, so this comparison selects the trigger's thread. In
+            # other threads, the same numbers refer to other sources.
             if message.thread_id == state.conversation[-1].thread_id:
                 numbers.reserve(find_citations(message.text))
     return numbers

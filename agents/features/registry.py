@@ -157,7 +157,8 @@ class ToolRegistry(Middleware):
             known_sets = [str(name) for name in wanted if str(name) in self._sets]
             if len(known_sets) < len(wanted):
                 _logger.warning(
-                    "unknown sets of tools", extra={"tool": call.name, "sets": wanted, "known": list(self._sets)}
+                    "a result names unknown tool sets",
+                    extra={"tool": call.name, "sets": wanted, "known": list(self._sets)},
                 )
             state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known_sets]
         return None

@@ -132,8 +132,8 @@ class Draft:
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
-        # Extract this reasoning only at the end, because the closing tag may arrive with any piece. People have already
-        # seen the reasoning as text.
+        # Extract reasoning without an opening tag only at the end, because the closing tag may arrive with any piece.
+        # People have already seen this reasoning as text.
         self._extract_unopened_reasoning()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
 

@@ -103,7 +103,7 @@ _HOSTS: tuple[tuple[str, Provider], ...] = (
     ("googleapis.com", "gemini"),
     ("amazonaws.com", "bedrock"),
     ("anthropic.com", "bedrock"),
-    # These hosts serve models of several vendors and refuse unknown fields.
+    # Hosts of models of several vendors, which refuse unknown fields.
     ("groq.com", "other"),
     ("cerebras.ai", "other"),
 )

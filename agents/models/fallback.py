@@ -24,7 +24,7 @@ class FallbackModel:
 
     def __init__(self, *models: Model) -> None:
         if not models:
-            raise ValueError("FallbackModel takes at least one model")
+            raise ValueError("FallbackModel needs at least one model")
         self.models = models
         self.name = " or ".join(model.name for model in models)
 

@@ -154,7 +154,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
             case UserMessage():
                 yield message
             case AssistantMessage(content, calls):
-                # Plain text has no call ids, so remember the tool of each call. A result then names its tool.
+                # Plain text has no call ids, so remember the tool of each call. The text of a result names its tool.
                 names.update((call.id, call.name) for call in calls)
                 texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
                 yield AssistantMessage("\n".join(texts))

@@ -184,7 +184,7 @@ class OpenAIModel:
     def _check_end(self, draft: Draft) -> None:
         """Raise `ModelError` if the reply is incomplete, or if its finish reason reports a failure of the server."""
         if not draft.is_finished:
-            raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
+            raise ModelError(f"The reply of model {self.name} was interrupted before its end.", reason="broken_reply")
         reason = draft.finish_reason.lower()
         if reason in _FAILED_ENDS or (reason in _BROKEN_ENDS and not draft.calls and not draft.text.tell()):
             raise ModelError(

@@ -102,7 +102,7 @@ def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, an
     ``any_model`` ignores the model and its settings.
     """
     now = _Hashes.of(model, request)
-    # A tape may replace any model. In this case, compare only the content of the request.
+    # A tape may replace any model. With ``any_model``, compare only the content of the request.
     drift = None if any_model else _compare_models(recorded, now)
     if drift is not None or _is_same(recorded.get("hash"), now.whole):
         return drift
@@ -261,7 +261,7 @@ def _compare_lines(then: Sequence[str], text: str) -> str:
     lines = text.split("\n")
     present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
     note = "the same lines in a different order; " if Counter(then) == Counter(present) else ""
-    # Disable autojunk, because it ignores lines that repeat often. The error could then name the wrong line.
+    # Disable autojunk, because it ignores lines that repeat often. With autojunk, the error could name the wrong line.
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
         if kind == "replace":
             return f"{note}line {first + 1} has changed; it is now: {_show(lines[first])}"
@@ -318,7 +318,8 @@ def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
             case AssistantMessage(content, calls):
                 parts = ["" if content is None else content]
                 for call in calls:
-                    # Providers make new call ids in each run. By position, the same calls have the same hash.
+                    # Providers make new call ids in each run. With positions instead of ids, the same calls have the
+                    # same hash.
                     positions[call.id] = len(positions)
                     parts += [call.name, call.arguments]
                 digests.append("a" + _digest(*parts))

@@ -120,7 +120,7 @@ def _count_tool(tool: ToolSpec, count: Count) -> int:
     return CALL_TOKENS + count(tool.name) + count(tool.description) + count(json.dumps(dict(tool.parameters)))
 
 
-# Version suffixes that servers append to a model's name.
+# Pattern of the version suffixes that servers append to a model's name.
 _VERSION = re.compile(r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z")
 _SCRIPT = re.compile(r"rules|scripted|script .+")
 """Pattern for the names of models that do not use a provider (`scripted`, `team`)."""

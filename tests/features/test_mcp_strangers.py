@@ -26,6 +26,7 @@ STRANGER = Path(__file__).parents[1] / "support" / "mcp_stranger.py"
 FINE = {"name": "fine", "description": "Do it.", "inputSchema": {"type": "object"}}
 FOR_EVER = {"type": "string", "pattern": "^(a+)+$"}
 ALMOST = "a" * 64 + "!"
+NOT_OFFERED = "a tool of an MCP server is not offered"
 
 
 def say(tmp_path: Path, *tools: dict[str, Any], **says: Any) -> McpServers:
@@ -90,7 +91,7 @@ async def test_what_a_schema_refers_to_elsewhere_is_never_fetched(
     assert reached == []
     assert list(offered(requests[0])) == ["odd_dialect", "odd_fine"]
     assert [it == "called" for it in results(requests[1])] == [False, False, False, True, True]
-    told = {it.tool: it.reason for it in caplog.records if it.msg == "MCP tool left out"}  # type: ignore[attr-defined]
+    told = {vars(it)["tool"]: vars(it)["reason"] for it in caplog.records if it.msg == NOT_OFFERED}
     assert set(told) == {"ref", "dynamic", "relative"}
     assert told["ref"] == f"its schema refers to {address}, which is not fetched"
 
@@ -127,7 +128,7 @@ async def test_a_tool_that_is_too_much_is_left_out_and_the_log_says_why(
 ) -> None:
     requests = await ask(network, say(tmp_path, *TOO_MUCH.values()))
     assert list(offered(requests[0])) == ["odd_fine"]
-    told = [vars(it)["reason"] for it in caplog.records if it.msg == "MCP tool left out"]
+    told = [vars(it)["reason"] for it in caplog.records if it.msg == NOT_OFFERED]
     assert [said.startswith(reason) for said, reason in zip(told, TOO_MUCH, strict=True)] == [True] * 4
 
 

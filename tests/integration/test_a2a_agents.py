@@ -163,7 +163,7 @@ async def test_a_card_that_names_another_host_is_not_given_the_token(tmp_path: P
 
 REFUSED = {
     "no address": ("a2a: {url: 'far.example'}", "must be http://HOST"),
-    "a password": ("a2a: 'https://me:secret@far.example'", "without a name or a password"),
+    "a password": ("a2a: 'https://me:secret@far.example'", "without a user name or a password"),
     "open to all": ("a2a: {url: 'http://far.example', token_env: FAR_TOKEN}", "must be https://"),
     "a model of its own": ("a2a: 'https://far.example'\nmodel: {rules: []}", "has a2a, so it cannot have model"),
     "nothing at all": ("description: x", "needs instruction and model, or a2a"),

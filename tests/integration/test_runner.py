@@ -504,7 +504,7 @@ async def test_stop_before_run_ends_it_at_once_and_a_runner_runs_again(network: 
     await runner.run(await network.join("bob", role="reactor"))
     async with running(network, runner):
         assert (await mia.ask("bob", "hi")).text == "hi"
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is already running"):
             await runner.run()
 
 

@@ -285,7 +285,7 @@ def test_a_template_replaces_the_shipped_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "line", "words"),
     [
-        ("ok\n{% for x in %}", 2, "is wrong"),
+        ("ok\n{% for x in %}", 2, "has a syntax error"),
         ("{{ incoming_mesage.text }}", None, "'incoming_mesage' is undefined"),
         ("{{ incoming_message.txet }}", None, "txet"),
         ("{{ incoming_message.__class__.__mro__ }}", None, "unsafe"),
