@@ -247,8 +247,8 @@ class A2AAgent(AdaptedAgent):
                 is_forgotten = True
             except A2AError as error:
                 failures += 1
-                # Retry only lost connections. A refusal would be repeated, and a repeated request could cost money
-                # again.
+                # Retry only lost connections. After a refusal, the agent would refuse the request again, and a repeated
+                # request could cost money again.
                 if failures > MAX_RETRIES or _classify(error) != "unreachable":
                     raise
                 await asyncio.sleep(RETRY_BACKOFF.delay_s(failures))

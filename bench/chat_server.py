@@ -4,9 +4,9 @@
 
 The server is a separate process, so that its CPU is not measured, and prints one ready line. The server answers the
 first `CALLING_TURNS` requests of a conversation with one call of the tool ``look_up`` each. Later requests get text, or
-a call of ``give_answer`` if the request offers this tool. A request without tools gets text. If the request names its
-turn, as Roundelay's requests do, the server uses this number. Otherwise the server counts the messages of the model.
-All answers are prepared at the start. The server does not check requests, unlike the server of the tests.
+a call of ``give_answer`` if the request offers this tool. A request without tools gets text. Roundelay's requests
+contain the number of their turn, which the server uses. For other requests, the server counts the messages of the
+model. All answers are prepared at the start. The server does not check requests, unlike the server of the tests.
 """
 
 from __future__ import annotations

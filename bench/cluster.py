@@ -10,8 +10,8 @@ then sends one message at a time (load.py verifies every message).
 The duration of a takeover is the time from the `kill -9` of the leader until the follower is ready. The lag is the time
 from `stored` at the leader to the delivery to a reader of the follower. The same process observes both times. The time
 to catch up is the time to transfer the leader's messages into an empty database, minus the time of a start without
-messages. NATS syncs each record (`always`) or uses its default. With --postgres, a leader whose log is in that database
-is measured too. The tables roundelay_bench_* are left in the database.
+messages. NATS syncs each record (`always`) or uses its default. With --postgres, the benchmark also measures a leader
+whose log is in that database. The tables roundelay_bench_* are left in the database.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ MASKS = (r"\b\d{4} \d{4} \d{4} \d{4}\b", r"[\w.]+@[\w.]+\.\w+")
 
 @dataclass(frozen=True)
 class Case:
-    """One feature in use. ``base`` names the reaction with which the feature is compared."""
+    """One measured feature of an agent. ``base`` names the reaction with which the feature is compared."""
 
     title: str
     options: Callable[[], Mapping[str, Any]]

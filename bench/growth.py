@@ -3,7 +3,8 @@
     ./dev bench growth [--past 1,1000,10000] [--reactions 200]
 
 The hub, the agent and the person run in this process, on a ledger in memory. The agent answers at once, without a model
-server. Times are medians of process time, so other processes on the machine do not count. docs/costs.md has the table.
+server. Times are medians of process time, so other processes on the machine do not count. docs/costs.md contains the
+results.
 """
 
 from __future__ import annotations

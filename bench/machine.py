@@ -51,8 +51,8 @@ def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]
     """Return the median and the 99th percentile of the time for a 4 KiB append and its fdatasync, in microseconds. A
     write-ahead log writes in this pattern.
     """
-    # Use fsync on macOS, where `os` has no fdatasync. This fsync does not reach the disk itself, so the results are too
-    # good there.
+    # Use fsync on macOS, where `os` has no fdatasync. On macOS, fsync does not force the data onto the disk itself, so
+    # the measured times are too short.
     synchronise = getattr(os, "fdatasync", os.fsync)
     page = os.urandom(4096)
     times_us: list[float] = []

@@ -55,7 +55,9 @@ class Resume:
         return Participant(url, READER, counted=(b'{"type":"deliver"',))
 
     def _come_back(self, reader: Participant) -> float:
-        """Let a reader return. Return the seconds from `hello` to the last delivery."""
+        """Join as the reader again, and receive all missed messages. Return the seconds from `hello` to the last
+        delivery.
+        """
         started_s = time.perf_counter()
         reader.say_hello(self._history.resume)
         reader.await_welcome()

@@ -39,7 +39,7 @@ class Measure(Protocol):
         """Measure once. Return a summary in one line."""
 
     def lines(self) -> list[Line]:
-        """Return the lines of the table. There must have been at least one round."""
+        """Return the lines of the table. Call this only after `run_round`."""
 
     def details(self) -> dict[str, Any]:
         """Return all measured values as plain data."""

@@ -15,8 +15,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """One measurement over all rounds. ``unit`` is empty for a ratio. ``beside`` is additional information for reading
-    the value.
+    """One measurement over all rounds. ``unit`` is empty for a ratio. ``beside`` is a text in the last column that
+    helps to interpret the value.
     """
 
     name: str

@@ -98,7 +98,7 @@ class Channels(Mod):
     @operation("change")
     def set_owner(self, change: Change, *, name: ChannelName, agent_id: Who) -> dict[str, Any]:
         """Transfer a channel that you own to another member."""
-        _check_owner(change, name, "gives it away")
+        _check_owner(change, name, "transfers it")
         if not change.state.member(name, agent_id).is_in:
             raise InvalidArguments(f"{agent_id!r} is not in the channel {name!r} and must join before owning it.")
         change.set_channel(name, owner=agent_id)
@@ -107,7 +107,7 @@ class Channels(Mod):
     @operation("change")
     def set_access(self, change: Change, *, name: ChannelName, access: Access) -> dict[str, Any]:
         """Choose who may join a channel that you own: "open", "invite" or "closed". Its members stay."""
-        _check_owner(change, name, "says who may join")
+        _check_owner(change, name, "changes who may join")
         change.set_channel(name, access=access)
         return {"channel": name, "access": access}
 

@@ -1,7 +1,7 @@
 """`messages`: reactions to messages, pinned messages, and edits and deletions of one's own messages.
 
-The core rewrites edited and deleted messages, so that every reader gets the current content. This mod decides who may,
-and keeps reactions, the list of edits (cold values) and pins (in memory).
+The core rewrites edited and deleted messages, so that every reader gets the current content. This mod decides who may
+edit and delete a message. It stores reactions, the list of edits (cold values) and pins (in memory).
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _check_emoji(emoji: str) -> str:
     # Allow format characters, because some emoji need them. Refuse other invisible characters: two reactions that look
     # the same would be counted separately.
     if any(unicodedata.category(char)[0] in "CZ" and char not in "\u200d" for char in emoji):
-        raise InvalidArguments(f"{emoji!r} is no emoji. Use one emoji, or a word without spaces such as +1.")
+        raise InvalidArguments(f"{emoji!r} is not an emoji. Use one emoji, or a word without spaces such as +1.")
     return unicodedata.normalize("NFC", emoji)
 
 

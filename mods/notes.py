@@ -1,7 +1,7 @@
-"""`notes`: shared Markdown documents with versions, in the thread whose readers they belong to.
+"""`notes`: shared Markdown documents with versions. Each note belongs to the readers of a thread.
 
-A note belongs to a thread. Only participants who would receive the thread's next message can read the note. The
-hub's memory holds the properties of each note. Texts, earlier versions and proposals are cold values.
+Only participants who would receive the thread's next message can read the note. The hub's memory holds the properties
+of each note. Texts, earlier versions and proposals are cold values.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
 
 
 def _remove_requests(change: Change, requests: list[_Request], removed: list[_Request]) -> list[_Request]:
-    """Remove requests that were notified or cancelled, or that have expired. Return the others."""
+    """Remove requests that were notified or cancelled, or that have expired. Return the remaining requests."""
     if not removed:
         return requests
     for key in dict.fromkeys(request.key for request in removed):

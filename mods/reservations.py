@@ -212,7 +212,10 @@ def _serve(change: Change, held: list[dict[str, Any]], queue: list[dict[str, Any
         if change.state.present(caller) is None:
             continue
         if request["until"] <= change.stamp:
-            change.notify(caller, f"You wait no longer for {', '.join(wanted)}: others had it all the time.")
+            change.notify(
+                caller,
+                f"You no longer wait for {', '.join(wanted)}, because others held the reservations for all that time.",
+            )
         # An earlier request blocks a later one even if it cannot be granted yet. Otherwise small requests could pass a
         # large one forever.
         elif _find_taken(held, caller, wanted) or any(_blocks(other, caller, wanted) for other in left):

@@ -251,7 +251,7 @@ def set_due(change: Change, task: SharedTask, due: str) -> None:
         try:
             at = datetime.fromisoformat(due)
         except ValueError as error:
-            raise InvalidArguments(f"{due!r} is no time. Write it as in ISO 8601: 2026-03-01T18:00+01:00.") from error
+            raise InvalidArguments(f"{due!r} is not a time. Write it in ISO 8601: 2026-03-01T18:00+01:00.") from error
         task.due = round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
         if not 0 < task.due <= change.stamp + MAX_AHEAD_MS:
             raise InvalidArguments(f"{due!r} is too far away. A task is due between 1970 and a hundred years from now.")

@@ -199,7 +199,7 @@ def next_time(cron: str, zone: ZoneInfo, after: int) -> int:
     """
     from cronsim import CronSim, CronSimError
 
-    problem = f"{cron!r} is no cron expression. Write minute, hour, day, month and weekday: 0 8 * * MON-FRI."
+    problem = f"{cron!r} is not a cron expression. Write minute, hour, day, month and weekday: 0 8 * * MON-FRI."
     if len(cron.split()) != 5:  # a sixth field would mean seconds
         raise InvalidArguments(problem)
 
@@ -233,7 +233,7 @@ def _read_time(text: str, zone: ZoneInfo) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidArguments(f"{text!r} is no time. Write it as in ISO 8601: 2026-03-01T18:00.") from error
+        raise InvalidArguments(f"{text!r} is not a time. Write it in ISO 8601: 2026-03-01T18:00.") from error
     local = time if time.tzinfo is not None else time.replace(tzinfo=zone)
     try:
         return round(local.timestamp() * 1000)

@@ -138,7 +138,9 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], repli
     assert config.log is not None
     shared = make_shared_log(config.log)
     if config.durability == "memory":
-        raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
+        raise ConfigError(
+            "durability: memory cannot be combined with a shared log, because a shared log outlives its nodes."
+        )
     # The shared log is authoritative. The index may lose records in a power failure, because the node reads them again.
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
     # the user asked for it; it is not the default
@@ -215,7 +217,7 @@ async def serve(
     the leader. While the node waits, it listens and refuses sessions, reports its address to ``listens``, and reports
     its state to ``say``. Raises `StoppedWaiting` if ``stopping`` is set during this wait. Raises `ModError`,
     `LedgerError`, `ConfigError` (the owner's token cannot be stored) or `ConnectError` (the address cannot be bound).
-    Everything opened so far is then closed.
+    Such an error closes everything that was opened.
     """
     raise_file_limit()
     add_mod_folder(config.folder)
@@ -331,7 +333,8 @@ async def _check_address(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConnectError:
     return ConnectError(
-        f"Cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or stop what uses it."
+        f"Cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or stop the program "
+        "that uses this port."
     )
 
 

@@ -53,7 +53,7 @@ class ReconnectLimit:
             return True
         if self._within_s is not None and self._now() - self._lost_at >= self._within_s:
             raise ConnectError(
-                f"The hub has been gone for {self._within_s:g} s: {event.reason.rstrip('. ')}. Start it and run "
+                f"The hub has been unreachable for {self._within_s:g} s: {event.reason.rstrip('. ')}. Start it and run "
                 "the command again."
             )
         return False

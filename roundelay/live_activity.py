@@ -1,14 +1,14 @@
-"""Live activity in a network: agents that think, people who type, running calls and growing texts. Nothing is drawn
-here.
+"""Live activity in a network: agents that think, people who type, running calls and growing texts. This module draws
+nothing.
 
 `LiveActivity` receives the events and messages of a client and stores the work in progress that a screen shows. The
-chat (`terminal.activity_lines`), the full-screen terminal and the page (web/page/core) show the same activity. No IO;
-timers use the event loop.
+chat (`terminal.activity_lines`), the full-screen terminal and the page (web/page/core) show the same activity. This
+module performs no IO, and its timers use the event loop.
 
 Signals may be lost. A text with a missing piece shows a gap, and an agent that goes offline has no activity. Anybody
 may send signals. Therefore an agent is identified by the sender of the signal, malformed signals are skipped, and all
 stored data has a limit. At a limit, the agent with the most reactions loses its oldest one, so that a flood of signals
-cannot remove the activity of others. Texts are not sanitized here; the screen must do that.
+cannot remove the activity of others. This module does not sanitize texts, so the screen must sanitize them.
 """
 
 from __future__ import annotations

@@ -185,7 +185,9 @@ def measure(server: ModelServer, system: System, python: Path, work: str, questi
 
 
 def find_pythons(systems: list[System], folder: Path) -> dict[str, Path]:
-    """Return the Python interpreter of each system that can run here. Report the other systems."""
+    """Return the Python interpreter of each system that can run here. For each other system, report why it cannot
+    run.
+    """
     pythons: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for system in systems:

@@ -209,8 +209,8 @@ class TaskPushes:
             turn.set()
 
     def _make_room(self, push: Push) -> None:
-        """If the gateway has reached its limit, drop the oldest finished registration. Raises `TooLarge` if none is
-        finished, or if the task or the caller has reached its own limit.
+        """If the gateway has reached its limit, drop the oldest finished registration. Raises `TooLarge` if no
+        registration is finished, or if the task or the caller has reached its own limit.
         """
         others = [other for other in self._pushes.values() if other.key != push.key]
         if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:

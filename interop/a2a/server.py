@@ -133,7 +133,7 @@ class _AgentServer:
                 headers = MutableHeaders(scope=event)
                 if headers.get("content-type") == A2A_JSON_MEDIA_TYPE:
                     headers["content-type"] = "application/json"
-            elif event.get("more_body"):  # an event of a stream
+            elif event.get("more_body"):  # part of a streamed response
                 event["body"] = escape_line_ends(event["body"])
             await send(event)
             # Acknowledge messages only after the complete response. A client that disconnected earlier may not have

@@ -70,8 +70,8 @@ class TaskUpdates:
             )
 
     def _make_answer(self, number: int, message: AnyMessage) -> Event:
-        """Return an answer as an artifact update. If the caller has already received its beginning as streamed text,
-        send only the rest.
+        """Return an answer as an artifact update. If the caller has already received the beginning of the answer as
+        streamed text, include only the rest.
         """
         artifact, streamed = self._task.make_artifact(number, message), self._streamed
         self._stream, self._streamed = None, ""

@@ -164,7 +164,8 @@ def _is_taken(
     output: HookOutput, notes: SessionNotes, call: HookCall, host: Host, began_at: float, is_new_context: bool
 ) -> bool | None:
     """Return whether the host has used an output, or None if the answer is not known yet."""
-    # Check only the part of the transcript that is newer than the output. An older copy of a mark proves nothing.
+    # Check only the part of the transcript that is newer than the output. A copy of the mark in an older part may come
+    # from an earlier output.
     transcript = _read_from(call.transcript, output.offset)
     if transcript is not None and output.mark.encode() in transcript:
         return True  # Claude Code uses the output even if the hook was killed

@@ -47,7 +47,7 @@ MAX_WAIT_S = 25
 """Maximum time that the tools `wait` and `ask` wait, in seconds. Hosts limit a tool call to about half a minute."""
 MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
-"""Maximum time in which a person must decide, in seconds. Later, the host must ask the person again."""
+"""Maximum time in which a person must decide, in seconds. After this time, the host must ask the person again."""
 INSTRUCTIONS = (
     "You are one participant of a Roundelay network, together with other agents and people. `check` shows the messages "
     "to you that you have not handled yet, and `wait` waits for more. Answer with `reply`, and start with `send`, or "

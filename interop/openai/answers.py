@@ -286,7 +286,8 @@ def make_response(
             "created_at": about.created_at,
             "completed_at": ended_at if status == "completed" else None,
             "error": ResponseError(code="server_error", message=reason) if status == "failed" else None,
-            # The API allows only two reasons. This reason is closer to a limit of the agent than the other one.
+            # The API allows only two reasons. `max_output_tokens` describes a limit of the agent better than
+            # `content_filter`.
             "incomplete_details": IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             "instructions": None,
             "max_output_tokens": None,

@@ -37,8 +37,8 @@ MAX_LISTED = 100
 MAX_ADDED = 20
 """Maximum number of items that one request can add, equal to OpenAI's limit."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-"""Maximum number of metadata entries of a conversation, and maximum length of their keys and values. Equal to OpenAI's
-limits.
+"""Maximum number of metadata entries of a conversation, and maximum length of their keys and values. OpenAI's API has
+the same limits.
 """
 
 

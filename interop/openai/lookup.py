@@ -1,8 +1,8 @@
 """Finds the objects in the ledger to which a request of OpenAI's API refers: agents, responses, conversations and
 earlier requests.
 
-The gateway keeps no state. Each message that it sends names its request in the metadata (`OWN`). A repeated request
-therefore finds its message, and a request with a history finds its thread.
+The gateway keeps no state. The metadata of each message that it sends names the request for which the message was sent
+(`OWN`). A repeated request therefore finds its message, and a request with a history finds its thread.
 """
 
 from __future__ import annotations

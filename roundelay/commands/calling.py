@@ -83,7 +83,7 @@ def read_arguments(op: str, schema: Mapping[str, Any], given: Iterable[str]) -> 
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"{text!r} is no argument; write NAME=VALUE. {usage}")
+            raise ConfigError(f"{text!r} is not an argument; write NAME=VALUE. {usage}")
         if name not in properties:
             raise ConfigError(f"{op} has no argument {name!r}. {usage}")
         if name in found:
@@ -91,7 +91,7 @@ def read_arguments(op: str, schema: Mapping[str, Any], given: Iterable[str]) -> 
         # Convert before the call: a wrong value is then reported with the usage line and without a request to the hub.
         found[name] = _read_value(name, value, _list_types(properties[name], schema), usage)
     if missing := [it for it in schema.get("required", ()) if it not in found]:
-        raise ConfigError(f"{op} lacks {', '.join(missing)}. {usage}")
+        raise ConfigError(f"{op} also needs {', '.join(missing)}. {usage}")
     return found
 
 
@@ -110,7 +110,7 @@ def _read_value(name: str, text: str, types: set[str], usage: str) -> Any:
             return text
         kinds = " or ".join(sorted(types))
         raise ConfigError(
-            f"{name}={text!r} is no {kinds}; write it as JSON, in quotes for the shell. {usage}"
+            f"{name}={text!r} is not of type {kinds}; write it as JSON, in quotes for the shell. {usage}"
         ) from error
     # A parameter that accepts text or an object, but no number, receives 17 as text.
     return text if "string" in types and not isinstance(value, str) and _name_type(value) not in types else value

@@ -117,7 +117,9 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 
     # A cluster with an even number of servers tolerates no more failures than a cluster with one server less.
     if nodes not in (1, 3, 5):
-        raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
+        raise click.UsageError(
+            "Start 1, 3 or 5 servers. A majority of the servers must agree, so an even number adds no safety."
+        )
 
     url = log_url(nodes, port, stream)
     read_log_url(url)  # a node would reject this stream name
@@ -125,7 +127,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     async def watch(number: int, process: asyncio.subprocess.Process) -> None:
         code, place = await process.wait(), folder / f"n{number}"
         why = f"by signal {-code}" if code < 0 else f"with exit code {code}; {place / 'server.log'} may say why"
-        others = "; the others go on" if nodes > 1 else ""
+        others = "; the other servers keep running" if nodes > 1 else ""
         click.echo(f"* The NATS server in {place} has ended {why}{others}. It starts again with:", err=True)
         click.echo(f"*   {shlex.join([find_server(), '-c', str(place / 'server.conf')])}", err=True)
 
@@ -141,7 +143,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
                 await wait_for_first(stopping.wait(), watch_all(ends))
                 if not stopping.is_set():
                     raise RoundelayError(
-                        f"All NATS servers in {folder} have ended; the server.log of each may say why."
+                        f"All NATS servers in {folder} have ended; the server.log of each may contain the reason."
                     )
 
     asyncio.run(work())
@@ -323,7 +325,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
         done = _use(source, make_database)
         owner = Path(f"{target}.owner")
         kept = f"its owner's token is in {owner}" if owner.exists() else f"copy a node's .owner file to {owner}"
-        told = f"{target} has what the log has ({kept})"
+        told = f"{target} contains everything from the log ({kept})"
     _show_copied(done, as_json, told)
 
 
@@ -336,8 +338,8 @@ def _refuse_index(db: Path) -> None:
         place = kept.find_cursor()
     if place is not None:
         raise LedgerError(
-            f"{db} is a node's index of the shared log of {place.name}, and holds nothing of its own. Make a database "
-            "of that log, and move that: roundelay cluster migrate --from URL --to FILE"
+            f"{db} is only a node's index of the shared log of {place.name}. Make a database from that log, and move "
+            "that database: roundelay cluster migrate --from URL --to FILE"
         )
 
 

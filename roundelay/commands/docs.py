@@ -42,7 +42,7 @@ def find_folder() -> Path:
     for place in roundelay.__path__:
         if (folder := Path(place, "docs")).is_dir():
             return folder
-    raise click.ClickException("The documents are not here: install Roundelay again, from a wheel or a clone.")
+    raise click.ClickException("The documents are not installed: install Roundelay again, from a wheel or a clone.")
 
 
 def list_pages(folder: Path) -> dict[str, Path]:

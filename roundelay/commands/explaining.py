@@ -158,7 +158,7 @@ def tapes(ledger: Path, output: Path) -> None:
 
     made = Recording(*read_log(ledger)).make_tapes()
     if not made:
-        raise ConfigError(f"{ledger} holds no reply of a model, so no tape can be made")
+        raise ConfigError(f"{ledger} contains no reply of a model, so no tape can be made")
     for agent_id, turns in sorted(made.items()):
         # The process of an agent chose this id. Unchecked, the id could name a file in another folder.
         if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
@@ -220,7 +220,9 @@ def replay(
         of = f"{count(report.turns, 'turn')} of {count(len(report.played), 'agent')}"
         played = f"{count(report.messages, 'message')}, {of}"
         if not report.played:
-            screen.error("Nothing was run again: this ledger has no part of these agents that can be replayed.")
+            screen.error(
+                "Nothing was replayed, because this ledger contains nothing of these agents that can be replayed."
+            )
         elif report.is_same:
             screen.write(f"No differences: {played}.")
         else:

@@ -69,7 +69,9 @@ async def _list(thread: str | None) -> list[dict[str, Any]]:
 @click.option("--to", metavar="ADDRESS", help="Send it in a message to agent:ID, channel:NAME or broadcast.")
 @click.option("--text", default="", help="The text of the message.")
 @click.option("--name", metavar="NAME", help="The name to show (default: that of PATH).")
-@click.option("--file", "file_id", metavar="FILE", help="Store a new version of this file of yours.")
+@click.option(
+    "--file", "file_id", metavar="FILE", help="Store the content as a new version of this file, which you must own."
+)
 @call_options
 def put(path: Path, as_json: bool, to: str | None, text: str, name: str | None, file_id: str | None) -> None:
     """Store the file at PATH. Only you can read it until a message attaches it (--to)."""

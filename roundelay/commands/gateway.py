@@ -112,8 +112,8 @@ def gateway(
 
     if not is_loopback(host) and not insecure:
         raise click.UsageError(
-            f"Nothing is encrypted here, and others can reach {host}: tokens could be read on their way. Listen on "
-            "127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
+            f"The gateway does not encrypt, and other machines can reach {host}, so others could read tokens. Listen "
+            "on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
         )
     from roundelay.interop.gateway import serve_gateway
 

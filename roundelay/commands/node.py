@@ -51,8 +51,8 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key (PEM).")
 @click.option(
     "--registration",
-    help="From where an agent may bind a new id to its token: local, this machine (default); closed, nowhere; open, "
-    "anywhere.",
+    help="Where an agent may be when it binds a new id to its token: local, on this machine (default); open, "
+    "anywhere; closed, nowhere.",
 )
 @click.option(
     "--behind-proxy",
@@ -121,15 +121,14 @@ def up(
         )
     if config.interop.serve and not is_loopback(config.interop.host) and not insecure:
         raise click.UsageError(
-            f"The gateway encrypts nothing, and others can reach {config.interop.host}: tokens could be read on their "
-            "way. Let it listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
+            f"The gateway does not encrypt, and other machines can reach {config.interop.host}, so others could read "
+            "tokens. Let it listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
         )
     if not is_loopback(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
-            f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on "
-            "their way. "
-            "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you "
-            "trust, add --insecure."
+            f"The node does not encrypt, and other machines can reach {config.host}, so others could read tokens and "
+            "messages. Pass --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that "
+            "you trust, add --insecure."
         )
     log_to_stderr(log_level, log_format)
     agents, forker = [], None

@@ -86,7 +86,7 @@ def create_note(note: str, file: IO[str], as_json: bool, owned: bool) -> None:
     """Create a note with the text of FILE, or of stdin."""
     thread, slash, name = note.partition("/")
     if not slash:
-        raise click.UsageError(f"{note!r} is no id of a note. Write THREAD/NAME, such as channel:dev/plan.")
+        raise click.UsageError(f"{note!r} is not the id of a note. Write THREAD/NAME, such as channel:dev/plan.")
     args = {"thread_id": thread, "name": name, "text": file.read(), "access": "owner" if owned else "open"}
     _show_change(run(_call("notes.create", args)), as_json=as_json)
 

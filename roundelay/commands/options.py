@@ -89,7 +89,7 @@ def _read_token(value: str) -> str:
 
 def _check_id(value: str) -> str:
     if not re.fullmatch(_ID, value):
-        raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
+        raise click.BadParameter(f"{value!r} is not a valid id; use lower case letters, digits, '.', '_' and '-'.")
     return value
 
 
@@ -103,7 +103,7 @@ class _Seq(click.ParamType[int]):
         number = str(value).removeprefix("#")
         # Seqs begin at 1.
         if not (number.isdecimal() and int(number)):
-            self.fail(f"{value!r} is no number of a message; write 17, or '#17' in quotes.", param, ctx)
+            self.fail(f"{value!r} is not the number of a message; write 17, or '#17' in quotes.", param, ctx)
         return int(number)
 
 
@@ -118,7 +118,9 @@ def check_id(_context: click.Context, _parameter: click.Parameter, value: str | 
 def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """Validate an address, a thread or a participant's id. Callback of an option."""
     if value is not None and not re.fullmatch(rf"broadcast|(agent:)?{_ID}|(channel|direct|mod|thread):\S+", value):
-        raise click.BadParameter(f"{value!r} is no place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ.")
+        raise click.BadParameter(
+            f"{value!r} is not a place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ."
+        )
     return value
 
 
@@ -129,7 +131,7 @@ def read_address(_context: click.Context, _parameter: click.Parameter, value: st
     address = complete_address(value)
     if not re.fullmatch(rf"broadcast|(agent|channel|mod):{_ID}", address):
         raise click.BadParameter(
-            f"{value!r} is no address; write an ID, broadcast, channel:NAME or mod:ID, all in lower case."
+            f"{value!r} is not an address; write an ID, broadcast, channel:NAME or mod:ID, all in lower case."
         )
     return address
 
@@ -317,7 +319,8 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         raise Forbidden(f"{error} {told}".strip()) from error
     finally:  # a read replica may have reported the leader's address while connecting
         if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
-            told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
+            known = ", ".join(sorted(others))
+            told = f"Several nodes run here. The command uses {client.url}. Choose another one with --url {known}"
             click.echo(f"* {told}", err=True)
     try:
         yield client
@@ -353,7 +356,7 @@ async def _check_registered(agent_id: str, url: str) -> None:
 def _advise(target: Target) -> str:
     if target.token is None:
         return (
-            "On another machine than the node's, give --as ID and --token TOKEN; "
+            "If the node runs on another machine, pass --as ID and --token TOKEN; "
             "an operator creates a token with: roundelay token create ID --kind human"
         )
     if target.agent_id is None:

@@ -120,7 +120,7 @@ def send(
         content = sys.stdin.read().removesuffix("\n") if text == "-" else text
         content.encode()  # Python decodes a byte that is not UTF-8 to a lone surrogate
     except UnicodeError:
-        raise click.UsageError("The text is not UTF-8, so nothing is sent; `iconv -t UTF-8` makes it that.") from None
+        raise click.UsageError("The text is not UTF-8, so nothing is sent. `iconv -t UTF-8` converts it.") from None
     if not content.strip():
         raise click.UsageError("There is nothing to send: the text is empty.")
 
@@ -152,10 +152,10 @@ def send(
             # Before the connection nothing can have been stored, and a person who passed an id knows that id already.
             if not is_joined or message_id is not None:
                 raise
-            raise ConnectError(f"{error} With --message-id {chosen} it is not stored twice.") from error
+            raise ConnectError(f"{error} With --message-id {chosen} the message is not stored twice.") from error
 
     stored, waits = run(deliver())
-    told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."
+    told = f"Stored as #{stored.seq} in {stored.thread_id}{' (by an earlier send)' if stored.duplicate else ''}."
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate}
     offline = [f"{recipient} is offline. The message waits until {recipient} joins."] if waits else []
     show(value, lambda _: [told, *offline], as_json=as_json)

@@ -73,7 +73,7 @@ def run_command(
     if live is not None and (seed, seeds) != (None, None):
         raise click.UsageError("--live runs in real time, without a seed.")
     if live is not None and update_tapes:
-        raise click.UsageError("--update-tapes runs here, not against a network; leave --live out.")
+        raise click.UsageError("--update-tapes cannot be combined with --live.")
     silence_logs()
     # Read all files before the first run, so that a mistake in the last file is reported at once.
     scenarios = [load_scenario(file) for file in files]

@@ -58,7 +58,7 @@ def demo(
 @click.option("--model", metavar="NAME", help="The model's name at the provider.")
 @click.option("--base-url", metavar="URL", help="The server's address, with --provider other.")
 @click.option("--agent", metavar="NAME", help="The name of the agent, with the template hello.")
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing; take the defaults.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing, and use the defaults.")
 @debug_option
 def init(
     folder: Path,
@@ -92,7 +92,7 @@ def init(
         talks_on_page = place == "page"
     template = template or starter.HELLO
     if agent is not None and template != starter.HELLO:
-        raise click.UsageError(f"--agent goes with the template hello; the agents of {template} have their names.")
+        raise click.UsageError(f"--agent is only for the template hello. The template {template} names its agents.")
     chosen = _choose_provider(provider or "none", model, base_url)
     try:
         written = starter.write_starter(folder, template, agent=agent, provider=chosen, command=name_command(folder))
@@ -161,10 +161,10 @@ def _choose_provider(name: str, model: str | None, base_url: str | None) -> Prov
     from roundelay.nodes.starter import PROVIDERS, Provider
 
     if base_url is not None and name != "other":
-        raise click.UsageError("--base-url goes with --provider other.")
+        raise click.UsageError("--base-url is only for --provider other.")
     # The name is written into YAML without quotes, where other characters could end the value.
     if model is not None and not re.fullmatch(r"[\w./:@+-]+", model):
-        raise click.UsageError(f"{model!r} cannot be a model's name. It may hold letters, digits and . / : @ + - _")
+        raise click.UsageError(f"{model!r} cannot be a model's name. It may contain letters, digits and . / : @ + - _")
     if name == "none":
         if model is not None:
             raise click.UsageError("--model needs a --provider.")
@@ -174,7 +174,9 @@ def _choose_provider(name: str, model: str | None, base_url: str | None) -> Prov
     if base_url is None or model is None:
         raise click.UsageError("--provider other needs --base-url and --model.")
     if not re.fullmatch(r"https?://[^\s'\"{}#]+", base_url):
-        raise click.UsageError(f"{base_url!r} is no address. Write it as http://HOST:PORT/v1 or https://HOST/v1.")
+        raise click.UsageError(
+            f"{base_url!r} is not a valid address. Write it as http://HOST:PORT/v1 or https://HOST/v1."
+        )
     # A server on this machine rarely needs a key, and a reference to a missing variable would stop the agent from
     # starting.
     return Provider(base_url, model, base_url, "" if _is_loopback(base_url) else "OPENAI_API_KEY")

@@ -67,15 +67,18 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
         click.echo(f"Warning: {warning}", err=True)
     show(link, lambda _: [link["url"]], as_json=as_json)
     rights = ", with an operator's rights" if link["operator"] else ""
-    click.echo(f"It logs {agent_id} in{rights}, once, within {minutes} minutes: whoever has it can use it.", err=True)
+    click.echo(
+        f"The link logs {agent_id} in{rights}, once, within {minutes} minutes. Anyone who has the link can use it.",
+        err=True,
+    )
     if shows_qr:
         for line in draw_qr(link["url"]) or ():
             click.echo(line, err=True)
     host = urlsplit(link["url"]).hostname or ""
     if shows_qr and is_loopback(host):
         click.echo(
-            f"Only this machine reaches {host}. For others set public_url in the node's file to the address by which "
-            "they reach the page.",
+            f"Only this machine can reach {host}. For other machines, set public_url in the node's file to an address "
+            "at which they reach the page.",
             err=True,
         )
     if opens and not _open(link["url"]):
@@ -100,7 +103,7 @@ def view(file: Path, port: int, opens: bool) -> None:
 
     def announce(link: str, is_open: bool) -> None:
         if is_open:
-            click.echo(f"{file} may be in use: what is written to it from now on is not shown.", err=True)
+            click.echo(f"{file} may be in use. The page does not show what is written to it from now on.", err=True)
         click.echo(link)
         click.echo("That link logs you in once, within 10 minutes. Ctrl-C ends it.", err=True)
         if opens and not _open(link):

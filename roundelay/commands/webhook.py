@@ -181,7 +181,7 @@ def _find_caller() -> tuple[str, str]:
         return target.agent_id, target.token
     token = find_owner_token(target.url or find_url())
     if token is None:
-        raise ConfigError("On another machine than the node's, give --as ID and --token TOKEN.")
+        raise ConfigError("If the node runs on another machine, pass --as ID and --token TOKEN.")
     # The owner's token belongs to the reader. Here, --as names the owner of the webhook, not the caller.
     target.agent_id = target.kind = None
 

@@ -1,9 +1,9 @@
 """Run the demo: an example team on a real node, and a person whose question needs all agents of the team.
 
 `roundelay demo` writes a node's file with the team of `team.yaml` into a temporary folder, and starts ``roundelay up``
-with that file. From then on, the demo is a client. The person asks the question, follows the node's log as an operator,
-and reads the records of the agents' reactions. The demo also shows private messages between agents, because an operator
-may read them. At the end, the demo deletes the folder and stops the processes.
+with that file. After that, the demo acts only as a client of this node. The person asks the question, follows the
+node's log as an operator, and reads the records of the agents' reactions. The demo also shows private messages between
+agents, because an operator may read them. At the end, the demo deletes the folder and stops the processes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run_demo(
     elif question is not None and not question.strip():
         problem = "The question is empty; ask something, or leave it out."
     elif base_url is not None and model is None:
-        problem = "--base-url says where a model is, and none is named; add --model NAME."
+        problem = "--base-url needs a model; add --model NAME."
     if problem is not None:
         errors.error(problem)
         return 2
@@ -240,8 +240,8 @@ class _Demo:
         self._screen.write("")
         if local_model is not None:
             self._screen.incident(
-                f"The model is {local_model}, on this machine's CPU. It makes plain English sentences, often wrong ones; "
-                f"it calls no tools and asks nobody, so {DESK} answers alone, and whatever it says proves nothing."
+                f"The model is {local_model}, on this machine's CPU. It makes plain English sentences, often wrong ones. "
+                f"It calls no tools and asks no other agent, so {DESK} answers alone. Do not rely on its answers."
             )
 
     async def _follow_log(self) -> None:
@@ -288,7 +288,7 @@ class _Demo:
                         break
         pid = (await self._read_processes())[agent_id]["pid"]
         kill_process(pid)
-        self._screen.incident(f"{agent_id}, process {pid}, is killed at its work (SIGKILL)")
+        self._screen.incident(f"{agent_id}, process {pid}, is killed while it works (SIGKILL)")
         # The agent's records do not change until the supervisor has restarted the agent.
         reaction = await self._read_reaction(name, agent_id)
         while (process := (await self._read_processes())[agent_id]).get("pid") in (None, pid):
@@ -300,7 +300,7 @@ class _Demo:
             turns = (
                 "1 turn of its reaction is" if reaction.turns == 1 else f"{reaction.turns} turns of its reaction are"
             )
-            self._screen.incident(f"{back} and goes on in the middle: {turns} in the ledger and not asked again")
+            self._screen.incident(f"{back} and continues its reaction: {turns} in the ledger and not requested again")
 
     # --- the end
 
@@ -355,11 +355,11 @@ class _Demo:
         announcement = announce_node(url, Path(f"{self._db}.owner"))
         command = "./dev roundelay" if _is_checkout() else "roundelay"
         self._screen.suggest(
-            "It stays up until Ctrl-C, and the transcript goes on here. In another terminal",
+            "The node runs until Ctrl-C, and the transcript continues here. In another terminal",
             [
                 ("ask the team yourself", f"{command} chat --to {DESK}"),
                 ("see who is there", f"{command} agents"),
-                ("see what was said where", f"{command} threads"),
+                ("list the threads", f"{command} threads"),
                 (f"a further link to the page, as {PERSON}", f"{command} web --as {PERSON} --operator"),
             ],
         )

@@ -58,7 +58,7 @@ def evaluate(expression: str) -> Fraction:
     source = expression.replace("^", "**").replace("×", "*").replace("÷", "/").strip()
     # Refuse letters. This also refuses names, strings and exponents such as 1e999999.
     if len(source) > MAX_EXPRESSION_CHARS or not re.fullmatch(r"[\d.+\-*/%() ]+", source, re.ASCII):
-        raise ToolError(f"{expression[:50]!r} is no expression. Use numbers, + - * / % ^ and parentheses.")
+        raise ToolError(f"{expression[:50]!r} is not an expression. Use numbers, + - * / % ^ and parentheses.")
     return _evaluate(_parse(source), source)
 
 
@@ -165,7 +165,7 @@ def _evaluate(node: ast.expr, source: str) -> Fraction:
             if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
                 raise OverflowError
             return value
-    raise ToolError(f"{source[:50]!r} holds more than numbers, + - * / % ^ and parentheses.")
+    raise ToolError(f"{source[:50]!r} contains more than numbers, + - * / % ^ and parentheses.")
 
 
 # --- words

@@ -1,4 +1,6 @@
-"""Describe the activity of agents from the result of ``network.list_agents``, for all screens and commands. No IO."""
+"""Describe the activity of agents from the result of ``network.list_agents``, for all screens and commands. This module
+performs no IO.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def describe_activity(agent: Agent) -> str:
         return str(agent["fault"]["text"])
     if activity == "gone":
         count = agent.get("open_reactions", 0)
-        return f"gone, in the middle of {count} reaction{'s' if count != 1 else ''}" if count else "gone"
+        return f"gone, with {count} open reaction{'s' if count != 1 else ''}" if count else "gone"
     if activity in ("idle", "stopped"):
         return str(activity)
     # The hub chooses the most important activity. Only reactions with that activity explain it.
@@ -55,7 +57,7 @@ def describe_work(work: Sequence[Agent]) -> str:
         case "waits":
             return f"waits for {_name_awaited(work) or f'others, on {triggers}'}"
         case "queued":
-            return f"has yet to take up {triggers}"
+            return f"has not started on {triggers}"
         case "held":
             return f"is silent on {triggers}: a person has taken over"
         case "stopping":

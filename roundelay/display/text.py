@@ -1,4 +1,4 @@
-"""Sanitize text for a terminal, measure its width in columns, and break it into lines. No IO.
+"""Sanitize text for a terminal, measure its width in columns, and break it into lines. This module performs no IO.
 
 All text of participants must pass through `sanitize` or a variant before it is shown. Otherwise the text could control
 the terminal with escape sequences, or mislead the reader with invisible characters.

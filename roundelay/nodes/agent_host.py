@@ -48,8 +48,9 @@ END_S = 0.05
 
 
 class AgentOrder(TypedDict):
-    """Order from the node. ``as_loaded`` is the path of a copy of an older version of ``file`` that replaces it, or
-    empty."""
+    """Order from the node. ``as_loaded`` is empty, or the path of a copy of an older version of ``file``. The process
+    loads this copy instead of ``file``.
+    """
 
     order: Literal["start", "stop"]
     agent_id: str

@@ -1,7 +1,7 @@
 """Implement ``roundelay doctor``: check the requirements of a node and its agents, and give advice for each problem.
 
-The checks change nothing permanently. They write and delete a small file next to the database, and send two requests to
-each model.
+The checks change nothing permanently. For the checks, the command writes and deletes a small file next to the database,
+and sends two requests to each model.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ async def examine(
             # An agent's file does not configure a node, so skip the checks of the node.
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, flags)
-        checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
+        checks.append(
+            Checked("config", "ok", f"{file} is valid." if file is not None else "No file; the defaults apply.")
+        )
         checks.append(check_mods(config, origins["mods"]))
     except ConfigError as error:
         checks.append(Checked("config", "failed", str(error)))
@@ -180,7 +182,7 @@ def check_mods(config: NodeConfig, origin: str) -> Checked:
 def check_database(config: NodeConfig) -> Checked:
     """Check that the folder can store files durably, measure the speed, and check that the file is a database."""
     if config.durability == "memory":
-        return Checked("database", "note", "durability is memory: nothing outlives the node.")
+        return Checked("database", "note", "durability is memory: all data is lost when the node stops.")
     db = config.db
     owner = Path(f"{db}.owner").resolve()
     # The database of a running node is locked, which is no problem. The result then shows that the file is in use.
@@ -224,11 +226,15 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
         if head is None:
             return [Checked("shared log", "ok", f"{db} is empty, and will be an index of {log}.")]
         # Using the file as an index would mix two histories under the same seqs.
-        detail = f"{db} has a history of its own, and log names {log}: no node starts on both."
+        detail = f"{db} has a history of its own, but log names {log}. No node starts with both."
         return [Checked("shared log", "failed", detail, "Name a new file, or move it: roundelay cluster migrate.")]
     of = f"{db} is an index of the shared log of the network {place.name} (epoch {place.epoch}), up to record {place.position}"
     if log is None:
-        return [Checked("shared log", "failed", f"{of}.", "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.")]
+        return [
+            Checked(
+                "shared log", "failed", f"{of}.", "Name the address of the log: --log URL, log: URL, or ROUNDELAY_LOG."
+            )
+        ]
     filling = ", which is still being filled" if place.is_filling else ""
     compared = f"roundelay cluster verify --log '{log}' --db {db} compares them."
     return [Checked("shared log", "ok", f"{of}{filling}; log names {log}.", compared)]
@@ -248,7 +254,7 @@ async def ask_shared_log(url: str) -> Checked:
             await log.close()
     except LogIncomplete:
         return Checked(
-            "log", "note", f"The servers of {name} answer; the log is not there yet: the first node makes it."
+            "log", "note", f"The servers of {name} answer. The log does not exist yet; the first node creates it."
         )
     except (RoundelayError, TimeoutError) as error:
         return Checked("log", "failed", str(error) or f"{name} did not answer within {LOG_TIMEOUT_S:.0f} s.")
@@ -268,11 +274,15 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
     if problems:
-        advice = REMAKE if is_index else "Stop the node and go on from a backup: docs/operations.md."
-        return Checked("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
-    old = f"; rows up to #{unchecked} are from before there were checksums" if unchecked is not None else ""
-    took = f"looked at in {time.perf_counter() - began:.1f} s"
-    return Checked("integrity", "ok", f"Every page and row of {db} is right ({took}){old}.")
+        advice = REMAKE if is_index else "Stop the node and restore a backup: docs/operations.md."
+        return Checked("integrity", "failed", f"{db} is damaged: {problems[0]}.", advice)
+    old = (
+        f"; rows up to #{unchecked} have no checksums, because an older version wrote them"
+        if unchecked is not None
+        else ""
+    )
+    took = f"checked in {time.perf_counter() - began:.1f} s"
+    return Checked("integrity", "ok", f"Every page and row of {db} is intact ({took}){old}.")
 
 
 def check_contents(db: Path) -> Checked | None:
@@ -310,9 +320,14 @@ def check_retention(config: NodeConfig) -> Checked:
         # Open reactions are normal. Report only a reaction that is older than a retention rule allows.
         is_over = retain.bytes is not None and log.used_bytes > retain.bytes
         if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
-            advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
+            advice = (
+                f"Run {log.held_by} again, so that it ends the reaction; or remove {log.held_by}: docs/operations.md."
+            )
             return Checked(
-                "retention", "note", f"{detail} An open reaction of {log.held_by} holds back the rest.", advice
+                "retention",
+                "note",
+                f"{detail} An open reaction of {log.held_by} prevents the deletion of more messages.",
+                advice,
             )
     return Checked("retention", "ok", detail)
 
@@ -320,8 +335,8 @@ def check_retention(config: NodeConfig) -> Checked:
 def check_files(config: NodeConfig) -> Checked:
     """Check that the node may open enough files for its connections."""
     limit = raise_file_limit()
-    shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
-    detail = f"A process may open {shown}; each connection is one."
+    shown = "any number of files" if limit == sys.maxsize else f"{limit} files"
+    detail = f"A process may open {shown}. Each connection counts as a file."
     # A node with a low connection limit needs few files, so compare both limits.
     if limit < min(FEW_FILES, config.limits.max_connections):
         return Checked("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
@@ -337,26 +352,29 @@ def check_tls(config: NodeConfig) -> Checked:
     except ConfigError as error:
         return Checked("tls", "failed", str(error))
     if tls is not None:
-        return Checked("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
+        return Checked("tls", "ok", f"{config.tls_cert} and {config.tls_key} match.")
     if is_loopback(config.host):
-        return Checked("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
+        return Checked("tls", "ok", f"The node does not encrypt, but only this machine can reach {config.host}.")
     return Checked(
-        "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."
+        "tls",
+        "note",
+        f"The node does not encrypt, and other machines can reach {config.host}.",
+        "Set tls_cert and tls_key.",
     )
 
 
 def check_page(config: NodeConfig) -> Checked:
     """Describe the host names at which browsers can reach the page."""
     if not config.web:
-        return Checked("page", "ok", "Browsers are shown none.")
+        return Checked("page", "ok", "The node serves no page.")
     if config.web_hosts:
         return Checked("page", "ok", f"Browsers reach it by {', '.join(config.web_hosts)}, and on this machine.")
     if config.behind_proxy:
         return Checked(
             "page",
             "note",
-            "Browsers reach it on this machine alone, though a proxy is before the node.",
-            "Name the proxy's host: web_hosts: [hub.example.org]; or show none: web: false.",
+            "Only browsers on this machine can reach it, although the node is behind a proxy.",
+            "Name the proxy's host: web_hosts: [hub.example.org]; or serve no page: web: false.",
         )
     return Checked("page", "ok", f"Browsers reach it by {config.host}.")
 
@@ -368,11 +386,11 @@ def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
     """
     has_password = config.log is not None and hide_password(config.log) != config.log
     if file is not None and has_password and file.stat().st_mode & 0o077:
-        detail = f"{file} holds the password of the shared log, and others may read it."
+        detail = f"{file} contains the password of the shared log, and other users may read the file."
         return Checked("secrets", "note", detail, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")
     if exposed := find_exposed(config):
         return Checked("secrets", "note", f"{describe_exposed(exposed)}.")
-    return Checked("secrets", "ok", "The node's own files with a key, tokens or messages are for their owner alone.")
+    return Checked("secrets", "ok", "Only their owner can read the node's files with keys, tokens or messages.")
 
 
 def _measure_sync(folder: Path, name: str) -> float:
@@ -409,7 +427,10 @@ async def check_port(config: NodeConfig) -> Checked:
         return Checked("port", "note", f"{who}, which {state}.", "See its log.")
     if is_ready is None:
         return Checked(
-            "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."
+            "port",
+            "failed",
+            f"{where} cannot be used: {reason}.",
+            "Stop the program that uses it, or choose another port.",
         )
     if is_ready:
         return Checked("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
@@ -431,7 +452,9 @@ async def check_gateway(config: NodeConfig) -> Checked:
             return Checked("gateway", "ok", f"{node.gateway} answers ({served}).")
     if (reason := _find_hindrance(interop.host, interop.port)) is not None:
         detail = f"{where} cannot be used: {reason}."
-        return Checked("gateway", "failed", detail, "Stop what uses it, or choose another port under interop.")
+        return Checked(
+            "gateway", "failed", detail, "Stop the program that uses it, or choose another port under interop."
+        )
     return Checked("gateway", "ok", f"{where} is free ({served}).")
 
 
@@ -457,7 +480,9 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
     # The hub's timestamps never decrease. If the clock was set back, all new messages would have the same time.
     if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
         detail = f"It is {shown} here, and {config.db} was written later than that."
-        return Checked("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
+        return Checked(
+            "clock", "note", detail, "The clock was set back. Timestamps stand still until the clock has caught up."
+        )
     try:
         date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
     except ConnectError:
@@ -495,11 +520,11 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
         if spec.network_tools is not None:
             yield await check_network_tools(spec, runner, url)
         if spec.a2a is not None:
-            yield Checked(name, "ok", f"An agent elsewhere, at {spec.a2a.url}: its card is read when it starts.")
+            yield Checked(name, "ok", f"A remote agent at {spec.a2a.url}. Its card is read when the agent starts.")
             continue
         if spec.adapter is not None:
             # Only the agent's framework knows its model, so skip the request to the model.
-            yield Checked(name, "ok", f"{spec.adapter} makes it; what runs it was not asked.")
+            yield Checked(name, "ok", f"{spec.adapter} creates it. Its model was not checked.")
             continue
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
@@ -514,8 +539,8 @@ async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: s
     """Check that the hub at ``url`` has the operations that an agent's ``network_tools`` names."""
     name = f"agent {spec.id}"
     if url is None:
-        unknown = "The names in network_tools are not checked: only a node knows them."
-        return Checked(name, "note", unknown, "Give that node's address: --url URL")
+        unknown = "The names in network_tools were not checked, because only a running node knows them."
+        return Checked(name, "note", unknown, "Pass the address of that node: --url URL")
     try:
         # Connect with the reader id of the commands, which is hidden in lists of participants.
         async with asyncio.timeout(TIMEOUT_S), NetworkClient(READER_ID, url, kind="service", reconnect=False) as client:

@@ -47,10 +47,10 @@ def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error
     except UnicodeError as error:  # the address contains an invalid host name
-        raise ConnectError(f"No hub at {url} can be: that is no host's name ({error}).") from error
+        raise ConnectError(f"There can be no hub at {url}, because the host name is invalid ({error}).") from error
     except http.client.HTTPException as error:
         raise ConnectError(
-            f"What listens at {url} is no Roundelay hub: {str(error) or type(error).__name__}."
+            f"The program that listens at {url} is not a Roundelay hub: {str(error) or type(error).__name__}."
         ) from error
     finally:
         connection.close()

@@ -100,7 +100,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         detail = f"{done}, and then called {last.tool_calls[0].name} again instead of answering with the result."
         return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
     if not (last.text or "").strip():
-        detail = f"{done}, and gave an empty reply to the result."
+        detail = f"{done}, and returned an empty reply to the result."
         return Checked(name, "failed", detail, "Choose another model: an agent would get no answer from this one.")
     return Checked(name, "ok", f"{done} and answered with its result {took_again}.")
 

@@ -24,10 +24,10 @@ async def run_agents(
 ) -> None:
     """Run agents until SIGTERM or SIGINT arrives.
 
-    A node sets ``until_input_ends``. In that case the end of the input also stops the agents, and the agents stay
-    connected to that node. Each agent is reported as ready when it has joined. If another runner takes over an agent,
-    the agent ends and the log says so. Any other failure ends all agents and is raised. `Superseded` is also raised for
-    an agent that was replaced while its node was disconnected, because the node must start that agent again.
+    For the agents of a node, ``until_input_ends`` is true. The end of the input then also stops the agents, and the
+    agents stay connected to that node. Each agent is reported as ready when it has joined. If another runner takes over
+    an agent, the agent ends and the log says so. Any other failure ends all agents and is raised. `Superseded` is also
+    raised for an agent that was replaced while its node was disconnected, because the node must start that agent again.
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:

@@ -100,7 +100,7 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     if (shared := parts.pop("shared_log", None)) is not None:
         told = describe_shared_log(shared)
         if other := shared.get("rest_told_by"):
-            told += f"; what stands below is told by the one that leads, {other}"
+            told += f"; the lines below come from the leading node, {other}"
         parts = {"url": parts.pop("url"), "shared log": told, **parts}
     figures = parts.pop("figures")
     parts.pop("has_operators", None)
@@ -124,7 +124,7 @@ def describe_shared_log(shared: Mapping[str, Any]) -> str:
     log = f"{shared['log']}, durability {shared['durability']}"
     if shared["leads"]:
         return f"{log}; this node leads"
-    whom = shared["leader"] or "who leads"
+    whom = shared["leader"] or "the leading node"
     return f"{log}; this node follows {whom}, {shared['behind']} records behind"
 
 
@@ -191,7 +191,7 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
     lines = {
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "
-        f"{figures['sessions_opening']:.0f} not welcomed yet",
+        f"{figures['sessions_opening']:.0f} not joined yet",
         "backlog": f"{figures['backlog_deliveries']:.0f} deliveries queued "
         f"({format_memory(figures['backlog_bytes'])}), "
         f"{figures['unacked_deliveries']:.0f} not acknowledged; {figures['pending_entries']:.0f} entries before the "

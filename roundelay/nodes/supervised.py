@@ -40,8 +40,9 @@ _logger = logging.getLogger(__name__)
 
 RESTART_BACKOFF = Backoff(0.5, 60.0)
 STEADY_S = 60.0
-"""Uptime after which a process counts as healthy, in seconds. Then its restart delay is reset and its fault is
-cleared."""
+"""Uptime after which a process counts as healthy, in seconds. The restart delay of a healthy process is reset, and its
+fault is cleared.
+"""
 RETURN_GRACE_S = 5.0
 """Time for a disconnected runner to come back before the node's own process replaces it, in seconds."""
 WATCH_S = 2.0
@@ -100,7 +101,7 @@ class SupervisedProcess(ForkingProcess):
                 self._set_state("ended")
                 await self._wait_until_requested()
             elif code == WRONG_FILE:
-                # The file was valid when the node started. It has been changed since, or its error appears only at run
+                # The file was valid when the node started. The file was changed later, or its error appears only at run
                 # time.
                 reason = self.error or "it cannot start"
                 if not reason.startswith(self._path):  # an error in a file already names the file
@@ -319,7 +320,7 @@ class AgentProcess(SupervisedProcess):
         try:
             spec = self._read_spec().find_node().plain()
         except ConfigError as error:
-            raise InvalidArguments(f"{self.name} goes on with its file as loaded: {error}") from error
+            raise InvalidArguments(f"{self.name} keeps running with the file that it loaded before: {error}") from error
         # Replace the loaded version only with a valid file: a wrong file would end the agent at its next crash.
         self._loaded_bytes, self._loaded_spec = data, spec
 

@@ -257,13 +257,13 @@ class ShowText:
         price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing
         self._say(f"{describe_event(finish)}{price}")
         if finish.status == "finished" and self._trigger is not None and not self._has_spoken:
-            self._say(f"{short_address(self._trigger.to)} finished without an answer: nobody was sent anything")
+            self._say(f"{short_address(self._trigger.to)} finished without an answer, so no message was sent")
 
     def _say_unsent(self) -> None:
         """Show text of a turn that sent no message, because no message shows this text."""
         if self._unsent is not None:
             path, text = self._unsent
-            self._say(f"{f'[{path}] ' if path else ''}wrote, and it was not sent: {text}")
+            self._say(f"{f'[{path}] ' if path else ''}wrote text that was not sent: {text}")
         self._unsent = None
 
     def _say(self, text: str) -> None:
@@ -287,7 +287,7 @@ def describe_event(event: Event) -> str | None:
     """Describe an event for people. Return None for an event that other events already describe."""
     match event:
         case Resumed():
-            return f"goes on after {count(event.turns, 'turn')}"
+            return f"continues after {count(event.turns, 'turn')}"
         case TurnStart():
             return f"turn {event.turn} of at most {event.max_turns}"
         case ModelRetry():
@@ -312,7 +312,7 @@ def describe_event(event: Event) -> str | None:
             if event.is_accepted:
                 return "\n".join(event.notes) or None
             what = "answer" if event.call is None else "message"
-            fate = "is not sent" if event.is_blocked else "goes out as it is"
+            fate = "is not sent" if event.is_blocked else "is sent unchanged"
             return "\n".join([f"asks for another {what}" if event.correction else f"the {what} {fate}", *event.notes])
         case RemoteCall(is_active=True, asked=()):
             return f"{event.agent_id} ({event.path}) calls {event.tool}"
@@ -344,5 +344,5 @@ def pick_agent(specs: list[AgentSpec], agent_id: str | None) -> AgentSpec:
     """Return the chosen agent. Raises `ConfigError` if the file has several agents and none is chosen."""
     if len(specs) > 1 and agent_id is None:
         known = ", ".join(sanitize(spec.id) for spec in specs)
-        raise ConfigError(f"{specs[0].path} has several agents; say with --agent which one: {known}")
+        raise ConfigError(f"{specs[0].path} has several agents; choose one with --agent: {known}")
     return specs[0]

@@ -341,7 +341,7 @@ def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iter
             yield f"{sentence} Without it, every message to {agent_id} becomes a dead letter."
         # The recipients of answers are unknown now, so only an agent without any right to write is sure to fail.
         if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
-            yield f"{agent_id} may write to nobody, by `rights` in the node's file: its answers are refused."
+            yield f"{agent_id} may write to nobody, because of `rights` in the node's file, so its answers are refused."
 
 
 def _mode_of(path: Path) -> int:
@@ -429,7 +429,8 @@ class _OwnAgents:
             confusion = describe_reserved(agent_id, hub.view.mod_ids) or describe_look_alike(hub.state, agent_id)
             if confusion is not None:
                 self._write(
-                    f"Warning: the agent {agent_id} {confusion}: people and models may take its words for another's."
+                    f"Warning: the agent {agent_id} {confusion}: people and models may confuse it with another "
+                    "participant."
                 )
         for token_hash in unknown:
             await hub.bind_tokens({agent_id: token_hash})

@@ -33,7 +33,8 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
     """
     if not await asyncio.to_thread(is_database, path):
         raise LedgerError(
-            f"{path} is no node's database. To make a page of an export: roundelay export --format html --db {path}"
+            f"{path} is not the database of a node. To make a page of an export: roundelay export --format html "
+            f"--db {path}"
         )
     # SQLite deletes this file when the last program closes the database, so the file shows that the database is open.
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)

@@ -155,7 +155,7 @@ def describe_request(shown: Mapping[str, Any]) -> list[str]:
         voted = f" {join_names(map(sanitize, shown['approved_by']))} approved it." if shown["approved_by"] else ""
         lines.append(f"It waits for a decision.{voted}")
     elif not shown["decisions"]:
-        lines.append("It no longer waits; nobody decided.")
+        lines.append("It no longer waits, and nobody decided.")
     return lines
 
 
@@ -247,7 +247,7 @@ def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
     """Return why the client may not decide, as the second half of a sentence."""
     me = sanitize(client.agent_id)
     if me in waiting.approved_by:
-        return f"has the approval of {me} already and waits for somebody else's"
+        return f"already has the approval of {me} and waits for another approver"
     if waiting.deciders is not None:
         return f"is decided by {join_names(map(sanitize, waiting.deciders))}"
     return f"is decided by a person who reads {sanitize(waiting.message.thread_id)}, which {me} does not"

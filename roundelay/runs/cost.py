@@ -37,7 +37,7 @@ HEADS: dict[By, tuple[str, ...]] = {
     "call": ("record", "agent", "turn", "model"),
     "day": ("day", "agent", "model"),
 }
-"""Column heads for the names of groups, by way of grouping."""
+"""Headings of the columns that name a group, for each way of grouping."""
 
 
 class UsedCall(BaseModel):

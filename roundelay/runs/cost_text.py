@@ -11,7 +11,7 @@ from roundelay.network.text import count
 from roundelay.runs.cost import HEADS, AgentUsage, CostReport, Total, UsageReport
 
 FIGURES = ("CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST")
-"""Heads of the columns of figures, which follow the columns that name a group."""
+"""Headings of the columns with figures. These columns follow the columns that name a group."""
 
 
 def describe_cost(report: CostReport, *, paint: Paint) -> str:

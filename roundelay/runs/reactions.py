@@ -53,7 +53,7 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "started":
             seqs = ", ".join(f"#{seq}" for seq in body["manifest"])
-            return f"began for #{body['trigger']} in {body['thread_id']}; its prompt holds {seqs or 'nothing'}"
+            return f"began for #{body['trigger']} in {body['thread_id']}; its prompt contains {seqs or 'no message'}"
         case "model_reply":
             reply = body["reply"]
             said = [f"says: {reply['text']}"] if reply["text"] else []
@@ -116,7 +116,7 @@ def _describe_review(body: Mapping[str, Any]) -> str:
     elif body["is_accepted"]:
         fate = f"the {what} passed: {body['answer']}"
     else:
-        fate = f"the {what} goes out for want of a better one: {body['answer']}"
+        fate = f"the {what} is sent, because the model wrote no better one: {body['answer']}"
     metadata = body.get("metadata") or {}
     beside = [f"with {', '.join(metadata)}"] if metadata else []
     usage = body.get("usage") or {}

@@ -1,4 +1,5 @@
-"""Read one reaction back from its records, for explanations, lists, costs, test verdicts and replays. No IO.
+"""Read one reaction back from its records, for explanations, lists, costs, test verdicts and replays. This module
+performs no IO.
 
 `roundelay.agents.journal` parses the bodies of records. Another program may write records of the same kinds in a
 different format. `RecordedReaction.run` is then None, and only the trigger and the end are available.
@@ -356,7 +357,7 @@ def read_body(row: Row) -> Any:
         is_complete = isinstance(body, dict) and body.get("seq") == row.seq and "content" in body
         if not is_complete or (isinstance(cause, int) and cause >= row.seq):
             raise LedgerError(
-                f"The log is damaged: seq {row.seq} does not hold the message of that seq. Export the log again."
+                f"The log is damaged: seq {row.seq} does not contain the message of that seq. Export the log again."
             )
     return body
 

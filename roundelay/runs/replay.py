@@ -89,7 +89,7 @@ def load_replay(
     Raises `ConfigError` and `LedgerError`.
     """
     if not files and factory is None:
-        raise ConfigError("a replay runs agents: give their files, the node's file, or --agents MODULE:FUNCTION")
+        raise ConfigError("a replay runs agents: pass their files, the node's file, or --agents MODULE:FUNCTION")
     recording = Recording(*read_log(ledger))
     runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
@@ -99,7 +99,8 @@ def load_replay(
     # Report a mistyped tool name: otherwise the tool's recorded result would be used and the tool would seem to work.
     for name in sorted(run_tools.difference(called)):
         raise ConfigError(
-            f"--run-tool {name}: nobody called that in {ledger}; called were: {', '.join(called) or 'none'}"
+            f"--run-tool {name}: no agent called this tool in {ledger}; the recorded tools are: "
+            f"{', '.join(called) or 'none'}"
         )
     options = ReplayOptions(run_tools=run_tools, is_lenient=is_lenient)
     for file in files:
@@ -119,11 +120,11 @@ def _call_factory(factory: str) -> list[AgentRunner]:
         made = getattr(import_module(module), name)()
     except Exception as error:  # the factory is user code, which may raise any exception
         raise ConfigError(
-            f"--agents {factory} gives no runners ({type(error).__name__}: {error}); write module:function, "
+            f"--agents {factory} returns no runners ({type(error).__name__}: {error}); write module:function, "
             "importable from here"
         ) from error
     if not isinstance(made, list | tuple) or not all(isinstance(it, AgentRunner) for it in made):
-        raise ConfigError(f"--agents {factory} must give a list of runners; it gave a {type(made).__name__}")
+        raise ConfigError(f"--agents {factory} must return a list of runners; it returned a {type(made).__name__}")
     return list(made)
 
 
@@ -136,8 +137,8 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
         )
     if recording.head.first_seq > 1 or (recording.rows and recording.rows[0].seq != 1):
         raise LedgerError(
-            "This log has lost its beginning to retention, and a replay needs all of it: take a backup or an export "
-            "of before."
+            "This log has lost its beginning to retention, and a replay needs the whole log. Use an earlier backup or "
+            "export."
         )
     # Use real time for tools that run again, because such a tool may wait for another system.
     loop = SimulationLoop(is_virtual=not (options is not None and options.run_tools))
@@ -306,7 +307,7 @@ class _Replay:
             self._stop(f"{describe_row(row)}: the hub refuses it now ({refused})", row)
         instead = next((it for it in held.values() if it.key[0] == row.actor), None)
         also = f"; instead it wants to write: {describe_frame(instead.frame)}" if instead is not None else ""
-        self._stop(f"it does not come: {describe_row(row)}{also}", row, row.stream)
+        self._stop(f"the row did not follow: {describe_row(row)}{also}", row, row.stream)
 
     async def _settle(self) -> None:
         """Wait until nothing more happens without new input. Raise the error of a runner that failed."""
@@ -351,9 +352,11 @@ class _Replay:
             said = f' ("{shorten(message.text)}" of {message.sender_id})' if message is not None else ""
             # A reaction to a later message shows that the agent skipped this message in the recording.
             if any(it.agent_id == agent_id and it.trigger > trigger for it in self._recording.reactions.values()):
-                text = f"{agent_id} reacts to #{trigger}{said} now, and did not then"
+                text = f"{agent_id} reacts to #{trigger}{said} now, but did not react in the recording"
                 raise _StopReplay(Difference(text, trigger, agent_id))
-            self._notes.append(f"{agent_id} would go on and react to #{trigger}{said}; the recording ends before that")
+            self._notes.append(
+                f"{agent_id} would continue and react to #{trigger}{said}; the recording ends before that"
+            )
 
     # --- sources of rows
 

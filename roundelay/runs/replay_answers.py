@@ -67,10 +67,12 @@ class RecordedAnswers:
         run, reaction = self._find_run(request.reaction, path), request.reaction
         if run is None or not is_own:
             self.notes.append(
-                f"Middleware of {request.agent_id} asks a model itself: what came of that is replayed, its requests "
-                "are not compared"
+                f"Middleware of {request.agent_id} asks a model itself. The results are replayed, and the "
+                "requests are not compared"
             )
-            raise ModelError("What middleware asked a model is not in a recording.", reason="misconfigured")
+            raise ModelError(
+                "A recording does not contain the requests that middleware sends to a model.", reason="misconfigured"
+            )
         reply, failed = run.replies.get(request.turn), run.failures.get(request.turn)
         if reply is None and failed is None:
             self._notice_further_turn(request, run)
@@ -98,7 +100,7 @@ class RecordedAnswers:
         # A person may stop a reaction at any moment, so one turn more or less is no difference.
         if end is not None and end.status != "cancelled":
             trigger = self._recording.reactions[request.reaction].trigger
-            then = f"then it had {end.status} after turn {end.turns} ({end.reason})"
+            then = f"in the recording it had {end.status} after turn {end.turns} ({end.reason})"
             text = f"{request.agent_id} asks its model in turn {request.turn}; {then}"
             self.drifts.append(Difference(text, trigger, request.agent_id, request.reaction, request.turn))
 
@@ -172,10 +174,10 @@ class RecordedAnswers:
             return None
         body = record["body"]
         if body["agent"] != request.agent_id:
-            text = f"{request.agent_id} is asked in turn {request.turn}; then it was {body['agent']}"
+            text = f"{request.agent_id} is asked in turn {request.turn}; in the recording it was {body['agent']}"
         elif body.get("request") is None:
             self.notes.append(
-                "Some replies were recorded without a print of their request: those prompts are not compared"
+                "Some replies were recorded without a fingerprint of their request. Their prompts are not compared"
             )
             return None
         elif drift := find_drift(body["request"], model, request):

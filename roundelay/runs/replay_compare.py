@@ -1,4 +1,4 @@
-"""Compare recorded rows with replayed rows, and describe the differences. No IO."""
+"""Compare recorded rows with replayed rows, and describe the differences. This module performs no IO."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _compare_records(recorded: Row, then: Mapping[str, Any], present: Mapping[st
         match recorded.label, field:
             case "started", "manifest":
                 other = _compare_manifests(was, value)
-                return f"the prompt of {recorded.actor} for #{then.get('trigger')} is of other messages: {other}"
+                return f"the prompt of {recorded.actor} for #{then.get('trigger')} contains other messages: {other}"
             case "tool_result", "content":
                 what = f"call {then.get('turn')}.{then.get('call')} of {recorded.actor} ({then.get('tool')})"
                 return f"{what} has another result: {_tell_apart(was, value)}"

@@ -1,4 +1,4 @@
-"""Convert the records of a reaction into timed steps, each with a start and an end. No IO.
+"""Convert the records of a reaction into timed steps, each with a start and an end. This module performs no IO.
 
 A step is a model call, a tool call, a wait for agents, an approval, a review or a failed model call. The module `work`
 lists the same work without times, in the format of `roundelay why --json`.

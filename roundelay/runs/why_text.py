@@ -1,4 +1,6 @@
-"""Format the results of `why` and `impact` as lines for a terminal. Sanitizes participants' text. No IO."""
+"""Format the results of `why` and `impact` as lines for a terminal. This module sanitizes participants' text and
+performs no IO.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def _describe_step(step: CauseStep) -> list[str]:
     if step.work:
         lines.append("Before that:")
         lines += [f"  {line}" for it in step.work for line in describe_work(it, step.messages)]
-    lines.append(f"Its prompt held {count(len(step.manifest), 'message')}:")
+    lines.append(f"Its prompt contained {count(len(step.manifest), 'message')}:")
     for seq in step.manifest:
         held = step.messages.get(seq)
         text = f"{sanitize(held.sender_id)}: {quote(held.text, 80)}" if held is not None else "(hidden from you)"

@@ -22,7 +22,7 @@ Messages = Mapping[int, BaseMessage]
 def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int | None = None) -> list[RecordedWork]:
     """Return the work that was done before the model wrote its reply in this turn of the run at ``path``.
 
-    Only this work can have influenced the reply. Reviews of messages that ``call`` sends are also included.
+    Only earlier work can have influenced the reply. Reviews of messages that ``call`` sends are also included.
     """
     place = _find_place(path, turn)
 

@@ -1,4 +1,6 @@
-"""Format the work of a reaction as lines for a terminal. Sanitizes participants' text. No IO."""
+"""Format the work of a reaction as lines for a terminal. This module sanitizes participants' text and performs no
+IO.
+"""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
                 )
             return None
         if by_s is None:
-            reason = "nothing can happen any more, and somebody still waits for a future that nobody resolves"
+            reason = "nothing can happen any more, and something still waits for a future that nothing resolves"
             raise Stalled(reason + self._describe_asked())
         self._now_s += by_s
         if self._now_s > self._horizon_s:
@@ -171,7 +171,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return is_connected or self._jobs > 0 or any(thread is not threading.current_thread() for thread in workers)
 
     def _describe_asked(self) -> str:
-        return f" (being asked: {', '.join(self._asked)})" if self._asked else ""
+        return f" (models being asked: {', '.join(self._asked)})" if self._asked else ""
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         self._tasks_made += 1

@@ -146,7 +146,7 @@ async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: s
 async def resume(client: NetworkClient, what: str) -> str:
     """Resume a stopped conversation by its root, or a stopped agent. Return a sentence about the result."""
     if what.isdecimal():
-        told, more = f"The conversation that began with #{what}", "; it may now be as long once more"
+        told, more = f"The conversation that began with #{what}", "; it now gets the same budget again"
         resumed = await client.call("network.resume_root", {"root": int(what)})
     else:
         told, more = sanitize(what), ""

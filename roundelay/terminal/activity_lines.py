@@ -1,7 +1,7 @@
 """Draw live activity on a terminal: short phrases about active agents, and growing texts below the messages.
 
-Does no IO. All text comes from participants, so it is sanitized. No line is wider than requested. Otherwise the
-terminal would break the line, and the prompt could not draw over it.
+This module performs no IO. All text comes from participants, so it is sanitized. No line is wider than requested.
+Otherwise the terminal would break the line, and the prompt could not draw over it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Connect a person at a terminal to the network: run the typed lines, and show messages and events.
 
 `Chat` connects a `NetworkClient` and a `Screen`. `converse` passes typed lines to `Chat`, and `chat_commands` defines
-the commands that begin with /. `Chat` never decides who receives a message, and stores nothing permanently. Messages
-that were shown are acknowledged, and all other messages are delivered again next time.
+the commands that begin with /. The current place is the address or thread to which typed lines are sent (`Place`).
+`Chat` never decides who receives a message, and stores nothing permanently. Messages that were shown are acknowledged,
+and all other messages are delivered again next time.
 """
 
 from __future__ import annotations

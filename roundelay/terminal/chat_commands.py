@@ -33,7 +33,7 @@ async def show_participants(chat: Chat, _rest: str) -> None:
 async def write_to(chat: Chat, rest: str) -> None:
     agent_id, _, text = rest.partition(" ")
     if not agent_id:
-        raise InvalidArguments("Write /dm ID with whom to write to; /agents lists who is there.")
+        raise InvalidArguments("Write /dm ID. ID is the participant to write to; /agents lists the participants.")
     await chat.go_and_say(f"agent:{agent_id.removeprefix('agent:')}", text)
 
 
@@ -169,7 +169,7 @@ async def stop(chat: Chat, rest: str) -> None:
 
 async def resume_work(chat: Chat, rest: str) -> None:
     if not rest:
-        raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
+        raise InvalidArguments("Write /resume SEQ or /resume AGENT, as in the notice.")
     chat.screen.note(await resume(chat.client, rest.removeprefix("#")))
 
 
@@ -213,7 +213,7 @@ _LISTED: tuple[tuple[str, str, Callable[[Chat, str], Awaitable[None]]], ...] = (
     ("/threads", "show your threads, newest first", show_threads),
     ("/channels", "show the channels that you can see", show_channels),
     ("/take [THREAD]", "take over this thread or another: its agents are silent until /give", take),
-    ("/give [THREAD]", "end the takeover: agents read what was said meanwhile, and answer again", give),
+    ("/give [THREAD]", "end the takeover: agents read the messages since the takeover, and answer again", give),
     ("/join CHANNEL", "join or create a channel, and go there", join),
     ("/create CHANNEL [ACCESS]", "create a channel; ACCESS: open (default), invite or closed", create),
     ("/invite ID [CHANNEL]", "let somebody join a channel that you own", invite),

@@ -36,7 +36,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
             chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False, commands=COMMANDS)
             prompt.follow(chat)
             await chat.start(to)
-            chat.screen.note("Type a line to send it; /help tells more, Ctrl-D leaves.")
+            chat.screen.note("Type a line to send it; /help shows more, Ctrl-D leaves.")
             await _converse(chat, prompt.lines(), wait_s=0.0)
     else:
         chat = Chat(

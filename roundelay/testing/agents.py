@@ -87,7 +87,7 @@ def plan_agent(
     def make() -> SimpleAgentRunner:
         if is_refused:
             raise node.error(
-                f"the agent {agent_id} would ask a real model; give it another one here "
+                f"the agent {agent_id} would ask a real model; set another model here "
                 "(model: {rules: ...} or model: {replay: TAPE}), or allow real models with --real-models "
                 "(in pytest: the mark roundelay_real_models)"
             )

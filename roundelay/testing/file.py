@@ -121,7 +121,7 @@ def read_scenario(root: YamlNode) -> Scenario:
     expected = _list_of(root.value["expect"], "expect") if "expect" in root.value else []
     expectations = tuple(PlacedExpectation(bind(Expectation, node), node) for node in expected)
     if not steps:
-        raise root.error('a scenario has "steps": at least one, or nothing happens')
+        raise root.error('a scenario needs "steps", with at least one step')
     if not expectations:
         raise root.error('a scenario has "expect": without an expectation it could not fail')
     config, specs = _read_node(head.node, root.value["node"]) if head.node is not None else (None, {})
@@ -168,7 +168,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
     elif "repeat" in keys and isinstance(keys["repeat"].value, dict):
         repeat = dict(keys["repeat"].value)
         if "steps" not in repeat:
-            raise keys["repeat"].error('"repeat" has "steps": what is repeated')
+            raise keys["repeat"].error('"repeat" needs "steps", the steps to repeat')
         inner = (tuple(_read_steps(repeat.pop("steps"))),)
         keys["repeat"] = YamlNode(repeat, node.path, keys["repeat"].line)
     elif "if" in keys:
@@ -203,7 +203,7 @@ def _check_names(scenario: Scenario) -> None:
             )
     for agent_id in speakers:
         if speakers.count(agent_id) > 1:
-            raise scenario.node.error(f'"{agent_id}" stands twice among people, services and programs; once is enough')
+            raise scenario.node.error(f'"{agent_id}" is listed twice among people, services and programs. List it once')
     for agent_id in head.operators:
         if agent_id not in (*head.people, *head.services):
             raise scenario.node.error(f'the operator "{agent_id}" is none of the people and services')

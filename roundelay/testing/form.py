@@ -250,7 +250,7 @@ class StateExpectation(Strict):
         if len(keys) != 1:
             raise ValueError("must have exactly one of equals, contains, changed")
         if self.path is not None and "changed" in keys:
-            raise ValueError("has a path beside changed, whose paths begin at the state")
+            raise ValueError("has path and changed, but the paths in changed already begin at the state")
         return self
 
 
@@ -332,9 +332,9 @@ class AgentChoice(Strict):
             need_one(self, ("file", "script"))
         # Allow each setting in one place only: a test that overrides its agent file would test a different agent.
         if self.script is None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
-            raise ValueError(f"has {wrong[0]}, which the agent file says")
+            raise ValueError(f"has {wrong[0]}, which belongs in the agent file")
         if self.script is not None and self.model is not None:
-            raise ValueError("has a model beside its script; the script is its model")
+            raise ValueError("has both model and script; the script replaces the model")
         return self
 
 
@@ -391,7 +391,7 @@ def _check_expression(text: str) -> str:
         ENVIRONMENT.compile_expression(text)
     except TemplateError as error:
         raise ValueError(
-            f"is no valid expression ({error}); write an expression, such as n == 1, or an expectation, "
+            f"is not a valid expression ({error}); write an expression, such as n == 1, or an expectation, "
             "such as {message: {from: ann}}"
         ) from error
     return text
@@ -432,7 +432,7 @@ class RepeatStep(Strict):
     def _check(self) -> Self:
         # Without a maximum, a condition that never becomes true would repeat the steps forever.
         if self.until is not None and self.times is None:
-            raise ValueError("has until, and needs times: after how many the run fails if it is still not so")
+            raise ValueError("has until, and so needs times: the number of repetitions after which the run fails")
         need_one(self, ("times", "each"))
         return self
 
@@ -580,7 +580,7 @@ class ScenarioHead(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.node is not None and (wrong := sorted(self.model_fields_set.intersection(self.OF_NODE))):
-            raise ValueError(f"has {wrong[0]}, which the node's file says")
+            raise ValueError(f"has {wrong[0]}, which belongs in the node's file")
         if self.state is not None and "state" in self.vars:
-            raise ValueError("has a variable state, which is what the state is called in texts")
+            raise ValueError("has a variable named state, but texts use this name for the state")
         return self

@@ -1,4 +1,6 @@
-"""Evaluate the expectations of a scenario. A failed expectation reports the actual result. No IO."""
+"""Evaluate the expectations of a scenario. A failed expectation reports the actual result. This module performs no
+IO.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +214,7 @@ class Judge:
         members = sorted(self._run.readers.get(thread_id, ()))
         if members != sorted(expect.members):
             extra, missing = sorted(set(members) - set(expect.members)), sorted(set(expect.members) - set(members))
-            parts = [f"{', '.join(ids)} {what}" for ids, what in ((extra, "too much"), (missing, "missing")) if ids]
+            parts = [f"{', '.join(ids)} {what}" for ids, what in ((extra, "unexpected"), (missing, "missing")) if ids]
             raise _Wrong(f"in {thread_id} are {', '.join(members) or 'nobody'}: {'; '.join(parts)}")
 
     def _caused_by(self, expect: CausedBy) -> None:
@@ -266,7 +268,7 @@ class Judge:
         text = self._render(expect.contains)
         if not self._readings(text, _one(expect.agent), expect.when):
             lines = _describe_readings(self._readings(text, None, None))
-            raise _Wrong("\n  ".join(["no such prompt holds it", *lines]))
+            raise _Wrong("\n  ".join(["no such prompt contains the text", *lines]))
 
     def _never_in_prompt(self, expect: NeverInPrompt) -> None:
         text = self._render(expect.text)
@@ -342,7 +344,7 @@ class Judge:
         is_exact = "equals" in expect.model_fields_set
         expected = map_texts(expect.equals if is_exact else expect.contains, self._render)
         if not (value == expected if is_exact else _contains(value, expected)):
-            raise _Wrong(f"it gives {json.dumps(value, ensure_ascii=False, default=str)}")
+            raise _Wrong(f"its value is {json.dumps(value, ensure_ascii=False, default=str)}")
 
     def _quiet(self, expect: Literal[True] | MessagePattern) -> None:
         messages = self._run.messages if expect is True else self._matching(expect)

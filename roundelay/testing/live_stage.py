@@ -2,7 +2,8 @@
 
 Agents that are already online are used without changes. The stage starts the other agents. The stage refuses steps that
 need a simulation: killing the hub, killing an agent that runs elsewhere, and cutting a connection. Only messages since
-the start of the run are considered. Manifests replace prompts.
+the start of the run are considered. Expectations about prompts are checked against the manifests of reactions, because
+models in other processes provide no prompts.
 
 The stage follows the hub's log with `network.log`, which waits for new messages. Acks are not in the log. Therefore the
 stage also asks the hub several times per second whether all messages have been handled.
@@ -72,7 +73,7 @@ class LiveStage:
         except BaseException as error:
             await self._client.close()
             if isinstance(error, Forbidden):
-                raise Forbidden(f"To follow the log is an operator's: give an operator's token. ({error})") from error
+                raise Forbidden(f"Only an operator may follow the log. Pass an operator's token. ({error})") from error
             raise
         self._following = asyncio.create_task(self._follow())
         return self
@@ -125,11 +126,13 @@ class LiveStage:
         elif participant in self.members:
             await self.members.pop(participant).stop()
         else:
-            raise SimulationError(f"{participant} is not here.")
+            raise SimulationError(f"{participant} has not been joined by this scenario.")
 
     async def kill(self, name: str) -> None:
         if name not in self.members:
-            raise SimulationError(f"{name} does not run here; a running network's hub and agents are not killed.")
+            raise SimulationError(
+                f"This scenario did not start {name}. The hub and the agents of a running network are not killed."
+            )
         await self.members.pop(name).kill()
 
     async def restart(self, name: str) -> None:

@@ -205,7 +205,7 @@ class NetworkUnderTest:
         """
         if not is_id(agent_id):
             raise ConfigError(
-                f"{agent_id!r} is no agent id. Use at most 64 lowercase letters, digits, '.', '_' and '-', "
+                f"{agent_id!r} is not a valid agent id. Use at most 64 lowercase letters, digits, '.', '_' and '-', "
                 "and start with a letter or digit, as in desk-2."
             )
         if callable(script):

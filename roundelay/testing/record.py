@@ -1,4 +1,5 @@
-"""Data of a run that expectations check: messages, reactions with tool calls and usage, and prompts. No IO.
+"""Data of a run that expectations check: messages, reactions with tool calls and usage, and prompts. This module
+performs no IO.
 
 A record is built from a simulation's ledger, or from data that an operator reads from a live hub.
 """

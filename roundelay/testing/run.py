@@ -146,7 +146,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
         faulting.cancel()
     record = replace(await stage.read_record(), began_at=began_at, values=values, open_items=still_open)
     judge = Judge(record, matcher)
-    # After a failed step, most expectations fail too. They would hide the reason, so skip them.
+    # Skip the expectations after a failed step: most of them would fail too and hide the reason.
     verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []
     tapes = [(plan.agent_id, plan.tape_model) for plan in stage.plans.values() if plan.tape_model is not None]
     broken = {

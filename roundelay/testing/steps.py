@@ -354,7 +354,7 @@ class Steps:
             if repeat.until is not None and await self._holds(repeat.until, placed.place):
                 return
         if repeat.until is not None:
-            raise ValueError(f"it was still not so after {repeat.times} times")
+            raise ValueError(f"the condition was still false after {repeat.times} times")
 
     async def _choose(self, placed: PlacedStep) -> None:
         assert placed.step.condition is not None

@@ -178,7 +178,9 @@ class RoundelayTerminal(App[None]):
         self._draw()
 
     def _change(self, part: Part) -> None:
-        """Record that a part of the data has changed. One redraw handles all changes until then."""
+        """Record that a part of the data has changed. One later redraw handles all changes that were recorded before
+        it.
+        """
         self._stale.add(part)
         if not self._is_due and self.is_running:
             self._is_due = True

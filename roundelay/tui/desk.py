@@ -140,7 +140,9 @@ class Revised(NamedTuple):
 
 
 class Desk:
-    """One person's data. After `start`, run `follow_messages`, `follow_events` and `refresh_forever` concurrently."""
+    """Data of the full-screen terminal for one person. After `start`, run `follow_messages`, `follow_events` and
+    `refresh_forever` concurrently.
+    """
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -349,7 +351,7 @@ class Desk:
             # Show this warning once, when the limit is reached: after that, the hub delivers no more messages.
             if waiting == most:
                 self.show_line(
-                    f"{waiting} messages wait in threads that you have not read; no further ones come before."
+                    f"{waiting} messages wait in threads that you have not read. Read some of them to receive more."
                 )
             return
         # Acknowledge the oldest message first, because the person is least likely to read it soon.
@@ -437,7 +439,7 @@ class Desk:
     async def set_read_state(self, thread_id: str, **mark: object) -> None:
         """Pin, mute, archive or name a thread for this person. Raises `RoundelayError`."""
         if self.lacks_marks:
-            self.show_line("This hub keeps no marks: threads are not pinned, muted or named there.")
+            self.show_line("This hub does not store read state, so threads cannot be pinned, muted or named.")
             return
         await self.client.call("network.mark", {"thread_id": thread_id, **mark})
         # Apply the change before the hub's notice arrives, because the key must have an immediate effect.
@@ -446,7 +448,7 @@ class Desk:
     async def dismiss(self, item: InboxItem) -> None:
         """Dismiss an item of the inbox. Raises `RoundelayError`."""
         if self.lacks_inbox:
-            self.show_hint("This hub keeps no inbox: an item goes when it is settled.")
+            self.show_hint("This hub does not store an inbox. An item disappears when it is settled.")
             return
         what: dict[str, object] = {"agent_id": item.agent_id} if item.kind == "fault" else {"seq": item.seq}
         await self.client.call("network.dismiss", {"kind": item.kind, **what})

@@ -34,7 +34,7 @@ class WhyPane(Pane):
     """Screen that explains why a message was sent, what followed from it, and the cost of its conversation."""
 
     name_here = "why"
-    BINDINGS: ClassVar = [("w", "why", "Why that one")]
+    BINDINGS: ClassVar = [("w", "why", "Why the selected one")]
 
     def __init__(self, desk: Desk, seq: int) -> None:
         super().__init__(desk)
@@ -111,9 +111,9 @@ class CostPane(Pane):
     async def _read(self, by: By) -> None:
         report = await read_cost(LiveSource(self.desk.client), CallFilter(), by)
         named = "conversation" if by == "root" else by
-        about = f"What models used, by {named}" if report.groups else describe_cost(report, paint=PLAIN)
+        about = f"Usage of models by {named}" if report.groups else describe_cost(report, paint=PLAIN)
         if report.total.unpriced:
-            about += f". No price is known of {', '.join(sanitize(it) or 'what no model is named for' for it in sorted(report.total.unpriced))}"
+            about += f". There is no price for {', '.join(sanitize(it) or 'calls without a model name' for it in sorted(report.total.unpriced))}"
         self.query_one("#about", Static).update(Content(about))
         table = self.query_one(DataTable)
         table.clear(columns=True)

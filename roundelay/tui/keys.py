@@ -50,12 +50,12 @@ HELP = (
         (
             ("Enter", "in the text: send; on a message: all of a long one"),
             ("Ctrl-J, Shift-Enter", "a new line"),
-            ("@", "name a participant; Tab takes the one that is offered"),
+            ("@", "name a participant; Tab completes the suggested name"),
             ("i", "write"),
             ("r", "reply to the selected message"),
             ("E", "edit your selected message: the new text replaces it"),
             ("t", "open the replies to the selected message"),
-            ("w", "why it was said, or the newest message here, and what followed"),
+            ("w", "why the selected or newest message was sent, and what followed"),
             ("a A L", "approve a call once, in this thread, always"),
             ("d e", "deny it, or edit its arguments"),
             ("s", "stop what agents do here"),
@@ -70,7 +70,7 @@ HELP = (
         "Inbox",
         (
             ("a A L d e", "decide what an agent asks"),
-            ("R", "let a stopped conversation go on; deliver a dead letter again"),
+            ("R", "resume a stopped conversation; deliver a dead letter again"),
             ("x", "dismiss"),
         ),
     ),

@@ -282,7 +282,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
             self.desk.show_hint("Select a message of your own by j and k: E edits it.")
         elif not isinstance(chosen.content, str):
-            self.desk.show_hint(f"#{chosen.seq} is more than a text: it cannot be edited here.")
+            self.desk.show_hint(f"#{chosen.seq} contains more than text, so it cannot be edited here.")
         else:
             self._draft.start_edit(chosen, self.composer.text)
             self.composer.load_text(chosen.content)
@@ -312,7 +312,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         if boxes:
             self.terminal.open_why((self.chosen or boxes[-1].message).seq)
         else:
-            self.desk.show_hint("Nothing was said here yet: w tells why a message was said.")
+            self.desk.show_hint("There is no message here yet. w explains why a message was sent.")
 
     def action_stop(self) -> None:
         self.terminal.actions.stop(self.thread_id)

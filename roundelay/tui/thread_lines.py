@@ -72,10 +72,10 @@ def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], open_line
 def write_draft(draft: ThreadDraft, width: int) -> Content:
     """Return a line about the message that the draft answers or replaces. The line is empty if there is none."""
     if draft.replaces is not None:
-        return Content(fit_start(f"In the place of #{draft.replaces.seq} (Esc: not)", width))
+        return Content(fit_start(f"Replaces #{draft.replaces.seq} (Esc cancels)", width))
     if draft.reply_to is not None:
         reply = draft.reply_to
-        return Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc: not)", width))
+        return Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc cancels)", width))
     return Content("")
 
 

@@ -46,7 +46,7 @@ class InboxPane(Pane):
         "budget": ("budget", "bold magenta"),
         "fault": ("fault", "bold red"),
     }
-    BINDINGS: ClassVar = [*Keys.decide, ("x", "dismiss", "Dismiss"), ("R", "go_on", "Let go on")]
+    BINDINGS: ClassVar = [*Keys.decide, ("x", "dismiss", "Dismiss"), ("R", "go_on", "Resume")]
 
     def compose(self) -> ComposeResult:
         yield Static(id="about", markup=False)
@@ -64,7 +64,9 @@ class InboxPane(Pane):
         rows, now_ms = self.query_one(Rows), self.desk.now_ms()
         about = "Nothing waits for you." if not self.desk.inbox else f"{count(len(self.desk.inbox), 'thing')} for you"
         if self.desk.lacks_inbox:
-            about += " This hub keeps no inbox: shown are approvals, dead letters, and what stopped since you came."
+            about += (
+                " This hub does not store an inbox. The list shows approvals, dead letters, and stops since you joined."
+            )
         self.query_one("#about", Static).update(Content(about))
         # Name rows by content instead of position, so that the selection stays on its item when other items disappear.
         rows.show([(f"{it.kind} {it.seq} {it.agent_id}", self._write(it, rows.room, now_ms)) for it in self.desk.inbox])
@@ -136,7 +138,7 @@ class ThreadsPane(ReadStateKeys):
         listed = self.desk.list_threads()
         about = count(len(listed), "thread") if listed else "Nothing has been said yet. Press n to write to somebody."
         if listed and self.desk.lacks_marks:
-            about += " This hub keeps no marks: unread is what came since you are here."
+            about += " This hub does not store read state. Messages since you joined count as unread."
         self.query_one("#about", Static).update(Content(about))
         activity = self.desk.activity
         working = activity.list_working_threads()
@@ -174,7 +176,7 @@ class AgentsPane(Pane):
     """Screen with the participants and their activity, and the card of the selected participant."""
 
     name_here = "agents"
-    BINDINGS: ClassVar = [("R", "go_on", "Let it go on")]
+    BINDINGS: ClassVar = [("R", "go_on", "Resume")]
 
     def compose(self) -> ComposeResult:
         yield Rows()
@@ -256,7 +258,7 @@ class SearchPane(Pane):
         self._found: dict[str, _Hit] = {}
 
     def compose(self) -> ComposeResult:
-        yield Line(placeholder="words that all stand in the message; invoi* for all that begin so")
+        yield Line(placeholder="words that the message must contain; invoi* finds words that begin with invoi")
         yield Static("", id="about", markup=False)
         yield Rows()
 

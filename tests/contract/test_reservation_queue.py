@@ -88,7 +88,7 @@ def test_waiting_request_is_granted_when_reservations_expire_or_ends_itself() ->
         await simulation.restart_hub()
         await asyncio.sleep(150)
         ended = [it.content for it in simulation.messages if it.to == "agent:eve"]
-        assert ended == ["You wait no longer for a.py: others had it all the time."]
+        assert ended == ["You no longer wait for a.py, because others held the reservations for all that time."]
         assert "waiting" not in await ann.call("reservations.list", {})
 
     simulate(main, mods=MODS)

@@ -260,7 +260,7 @@ async def test_reactions_show_who_reacted_and_are_bounded(network: Network, monk
     with pytest.raises(InvalidArguments, match="at most 2 emoji"):
         await call(ann, "react", seq=seq, emoji="🎉")
     for wrong in ("a b", "\u202e", "\n"):
-        with pytest.raises(InvalidArguments, match="is no emoji"):
+        with pytest.raises(InvalidArguments, match="is not an emoji"):
             await call(ann, "react", seq=seq, emoji=wrong)
     assert (await call(ann, "reactions", seqs=[seq]))["reactions"] == {str(seq): {"👍": ["ann", "bob"], "+1": ["bob"]}}
     await call(bob, "react", seq=seq, emoji="👍", remove=True)

@@ -391,7 +391,7 @@ def test_overdue_task_is_reported_once_and_ended_tasks_are_deleted() -> None:
         await asyncio.sleep(900)
         assert [it.to for it in simulation.messages if "overdue" in str(it.content)] == ["agent:lead", "agent:ann"]
         await ann.call("tasks.complete", {"task": task})
-        with pytest.raises(InvalidArguments, match="is no time"):
+        with pytest.raises(InvalidArguments, match="is not a time"):
             await create(lead, due="tomorrow")
         assert simulation.hub is not None
         state = simulation.hub.state

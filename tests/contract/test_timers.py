@@ -214,10 +214,10 @@ async def test_wrong_timers_are_refused_with_a_reason(monkeypatch: pytest.Monkey
             ({"in_minutes": 1e12}, "next five years"),
             ({"at": "2025-12-31T23:59"}, "next five years"),
             ({"at": "9999-12-31T23:59:59-23:59"}, "next five years"),
-            ({"at": "tomorrow"}, "is no time"),
-            ({"cron": "every day"}, "no cron expression"),
-            ({"cron": "* * * * * *"}, "no cron expression"),
-            ({"cron": "0 0 31 2 *"}, "no cron expression"),
+            ({"at": "tomorrow"}, "is not a time"),
+            ({"cron": "every day"}, "is not a cron expression"),
+            ({"cron": "* * * * * *"}, "is not a cron expression"),
+            ({"cron": "0 0 31 2 *"}, "is not a cron expression"),
             ({"cron": "0 8 * * *", "timezone": "../../etc/passwd"}, "no time zone"),
         ]
         for args, problem in wrong:

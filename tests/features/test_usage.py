@@ -299,5 +299,5 @@ async def test_agent_try_shows_what_a_model_wrote_and_nobody_was_sent(tmp_path: 
             encoding="utf-8",
         )
         shown = await run("agent", "try", tmp_path / "desk.yaml", "hi")
-    assert shown.lines.count("* wrote, and it was not sent: It is three.") == 1
+    assert shown.lines.count("* wrote text that was not sent: It is three.") == 1
     assert "not sent: 3" not in shown.out

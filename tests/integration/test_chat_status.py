@@ -48,7 +48,7 @@ async def test_chat_agents_and_status_tell_the_same_of_what_agents_do(node: Node
         await chat.line(r"^eve +was interrupted on #\d+ +direct:eve~zoe +\d+ s$")
         await chat.line("^kim +idle$")
         await chat.line("^ann +agent +waits for bob")
-        await chat.line("^eve +agent +gone, in the middle of 1 reaction")
+        await chat.line("^eve +agent +gone, with 1 open reaction")
         await chat.type("/quit")
         await chat.end()
     listed = await invoke("agents")
@@ -56,7 +56,7 @@ async def test_chat_agents_and_status_tell_the_same_of_what_agents_do(node: Node
     assert [line.split("  ")[0] for line in listed.lines if "waits for bob" in line] == ["ann"]
     [told] = [line for line in (await invoke("status", "--over", "0.1")).lines if line.startswith("agents")]
     assert told.split(None, 1)[1] == (
-        f"ann waits for bob; bob works on #{works_on}; eve is gone, in the middle of 1 reaction; 1 idle"
+        f"ann waits for bob; bob works on #{works_on}; eve is gone, with 1 open reaction; 1 idle"
     )
 
 

@@ -633,7 +633,10 @@ async def test_of_several_nodes_that_of_this_folder_is_meant_else_the_newest_and
         for folder, node, other in zip(folders, (one, two, two), (two, one, one), strict=True):
             shown = await invoke("status", "--json", "--over", "0.1", cwd=folder)
             assert json.loads(shown.out)["url"] == node.url
-            assert shown.err == f"* Several nodes run here; this is {node.url}. Another one: --url {other.url}\n"
+            assert (
+                shown.err
+                == f"* Several nodes run here. The command uses {node.url}. Choose another one with --url {other.url}\n"
+            )
 
 
 async def test_json_drives_no_terminal(node: Node) -> None:
@@ -727,7 +730,7 @@ CONFIRM = calls([("confirm", {"word": "roundelay"})])
             "failed",
             "fails at the second turn, with the result: Model m answered 400: This conversation is not one",
         ),
-        ([CONFIRM, empty()], "failed", "gave an empty reply to the result"),
+        ([CONFIRM, empty()], "failed", "returned an empty reply to the result"),
         ([CONFIRM, CONFIRM], "note", "called confirm again instead of answering"),
         ([CONFIRM, text("It", finish_reason="length")], "note", "cut off at its limit of length"),
     ],

@@ -87,7 +87,7 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
             "^shared log +lab, durability full; this node leads$", (await status(leader)).out, re.MULTILINE
         )
         told = (await status(follower)).out
-        assert f"lab, durability full; this node follows {at}, 0 records behind; what stands below is told" in told
+        assert f"lab, durability full; this node follows {at}, 0 records behind; the lines below come from" in told
         assert "commits" in told
         first_gone = json.loads((await status(leader, "--url", f"{NOBODY},{leader.url}", "--json")).out)
         assert (first_gone["url"], first_gone["shared_log"]["leads"]) == (leader.url, True)
@@ -136,7 +136,10 @@ async def test_of_several_nodes_here_a_command_names_the_one_that_leads_as_its_o
             async with running([follower]):  # the newest node, which commands try first
                 await follows(follower)
                 done = await invoke("agents", cwd=tmp_path, **home)
-    assert done.err == f"* Several nodes run here; this is {leader.url}. Another one: --url {follower.url}\n"
+    assert (
+        done.err
+        == f"* Several nodes run here. The command uses {leader.url}. Choose another one with --url {follower.url}\n"
+    )
 
 
 async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_means(tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     nodes["ROUNDELAY_DB"] = named
     assert [flagged[name] for name in ("log", "shared log")] == [checks[name] for name in ("log", "shared log")]
     missing = (await look(ROUNDELAY_LOG=log.replace("/lab", "/lap")))["log"]
-    assert (missing["status"], "is not there yet" in missing["detail"]) == ("note", True)
+    assert (missing["status"], "does not exist yet" in missing["detail"]) == ("note", True)
     found = checks["shared log"]
     told = (
         r"a\.db is an index of the shared log of the network lab \(epoch \S+\), up to record \d+; log names nats://127"
@@ -175,7 +178,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     unnamed = (await look(1))["shared log"]
     assert (unnamed["status"], unnamed["advice"]) == (
         "failed",
-        "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.",
+        "Name the address of the log: --log URL, log: URL, or ROUNDELAY_LOG.",
     )
     with sqlite3.connect(made.db) as db:
         db.execute("UPDATE log SET data = replace(data, 'hello', 'jello')")

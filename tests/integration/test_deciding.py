@@ -238,7 +238,7 @@ async def test_an_approver_decides_by_number_and_who_did_is_shown_everywhere(nod
             "mia approved pay(to=tom, amount=5): 1 of 2 approvals. It waits for somebody else's."
         )
         done = await invoke("approvals", "approve", str(mias), "--as", "mia", code=1, **tokens["mia"])
-        assert "has the approval of mia already and waits for somebody else's" in done.err
+        assert "already has the approval of mia and waits for another approver" in done.err
         shown = (await invoke("approvals", "show", str(zoes), "--as", "zoe", **tokens["zoe"])).out
         assert "It waits for a decision. mia approved it." in shown
         await invoke("approvals", "approve", str(zoes), "--as", "zoe", **tokens["zoe"])

@@ -168,7 +168,7 @@ def test_an_agent_killed_at_its_work_changes_no_message(
     assert places(messages) == places(undisturbed[0])
     first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
     assert first != second
-    assert "goes on in the middle: 1 turn of its reaction is in the ledger" in unbroken(screen)
+    assert "continues its reaction: 1 turn of its reaction is in the ledger" in unbroken(screen)
     assert re.search(r"^7 messages in 4 threads, 13 turns, 6 tool calls, ", screen, re.MULTILINE)
 
 
@@ -307,7 +307,7 @@ async def test_agents_end_when_the_demo_is_killed(tmp_path: Path) -> None:
 @pytest.mark.full
 async def test_with_serve_others_join_and_ask(tmp_path: Path) -> None:
     async with demo_process(tmp_path, "--serve") as process:
-        await read_until(process, "stays up until Ctrl-C")
+        await read_until(process, "runs until Ctrl-C")
         [node] = running_nodes()
         async with NetworkClient("bob", kind="human") as bob:
             await bob.send_text(DESK, "What is 6 * 7?")

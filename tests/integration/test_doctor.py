@@ -44,7 +44,10 @@ async def test_the_network_tools_of_an_agent_are_checked_against_a_node_that_is_
     agent = tmp_path / "desk.yaml"
     agent.write_text(AGENT.replace("tools: [desk_tools:look_up]", "network_tools: [finish, send_txt_message]"))
     done = await invoke("doctor", "desk.yaml", cwd=tmp_path)
-    assert "note   agent desk The names in network_tools are not checked: only a node knows them." in done.out
+    assert (
+        "note   agent desk The names in network_tools were not checked, because only a running node knows them."
+        in done.out
+    )
     async with announced_node(tmp_path) as node:
         done = await invoke("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path, code=1)
         assert 'desk.yaml:3: Agent desk: network_tools names "send_txt_message"' in done.out
@@ -59,4 +62,4 @@ async def test_a_proxy_without_a_name_for_browsers_is_noted(tmp_path: Path) -> N
     named = await invoke("doctor", **places, ROUNDELAY_WEB_HOSTS="hub.lan")
     assert "ok     page       Browsers reach it by hub.lan" in named.out
     without = await invoke("doctor", **places, ROUNDELAY_WEB="false")
-    assert "ok     page       Browsers are shown none." in without.out
+    assert "ok     page       The node serves no page." in without.out

@@ -85,7 +85,7 @@ def test_a_number_that_no_computer_holds_hides_no_log(tmp_path: Path) -> None:
         found = look("tapes", source, tmp_path / "tapes")
         assert "no JSON" not in str(found.exception)
         replayed = look("replay", source, team)
-        assert "Nothing was run again: this ledger has no part of these agents" in replayed.output
+        assert "Nothing was replayed, because this ledger contains nothing of these agents" in replayed.output
 
 
 def test_an_export_over_its_own_source_loses_nothing(tmp_path: Path) -> None:
@@ -138,16 +138,16 @@ def test_a_range_that_ends_before_it_begins_is_wrong_usage(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([message(1, None), message(2, 2)], "seq 2 does not hold the message"),  # a message that is its own cause
+        ([message(1, None), message(2, 2)], "seq 2 does not contain the message"),  # a message that is its own cause
         # Two messages, each of which is the cause of the other.
-        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),
+        ([message(1, 2), message(2, 1)], "seq 1 does not contain the message"),
         ([message(1, None), message(1, None)], "seq 1 comes after 1"),
         ([message(2, None), message(1, None)], "seq 1 comes after 2"),
-        ([{**message(1, None), "data": 5}], "seq 1 does not hold the message"),
-        ([message(1, None) | {"seq": 7}], "seq 7 does not hold the message"),
+        ([{**message(1, None), "data": 5}], "seq 1 does not contain the message"),
+        ([message(1, None) | {"seq": 7}], "seq 7 does not contain the message"),
         ([message(1, None, kind="shout")], "seq 1 is not a message"),
         ([message(1, None) | {"data": {**message(1, None)["data"], "content": None}}], None),
-        ([message(1, None) | {"data": {"seq": 1}}], "seq 1 does not hold the message"),
+        ([message(1, None) | {"data": {"seq": 1}}], "seq 1 does not contain the message"),
     ],
 )
 @pytest.mark.timeout(20)
@@ -192,7 +192,7 @@ def test_a_tool_that_nobody_called_is_not_run_again(tmp_path: Path) -> None:
     agent.write_text("id: ann\ninstruction: Add.\nmodel: {rules: []}\n", encoding="utf-8")
     failed = look("replay", log, agent, "--run-tool", "lookup").exception
     assert isinstance(failed, ConfigError)
-    assert "--run-tool lookup: nobody called that" in str(failed)
+    assert "--run-tool lookup: no agent called this tool" in str(failed)
 
 
 def test_what_was_typed_goes_before_the_environment() -> None:

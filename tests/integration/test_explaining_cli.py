@@ -319,8 +319,8 @@ async def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_replay_needs_agents(told: Run) -> None:
-    assert "give their files" in (await invoke("replay", told.db, code=2)).err
-    assert "gives no runners" in (await invoke("replay", told.db, "--agents", "nothing:here", code=2)).err
+    assert "pass their files" in (await invoke("replay", told.db, code=2)).err
+    assert "returns no runners" in (await invoke("replay", told.db, "--agents", "nothing:here", code=2)).err
 
 
 async def test_a_long_way_up_is_read_page_by_page_as_far_as_it_may_be_seen() -> None:

@@ -139,12 +139,12 @@ def test_an_option_or_yes_asks_nothing(tmp_path: Path, at_terminal: None) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--template", "game", "--agent", "max"), "--agent goes with the template hello"),
+        (("--template", "game", "--agent", "max"), "--agent is only for the template hello"),
         (("--model", "big"), "--model needs a --provider"),
-        (("--provider", "openai", "--base-url", "http://x/v1"), "--base-url goes with --provider other"),
+        (("--provider", "openai", "--base-url", "http://x/v1"), "--base-url is only for --provider other"),
         (("--provider", "other", "--model", "big"), "needs --base-url and --model"),
-        (("--provider", "other", "--model", "big", "--base-url", "ftp://x"), "is no address"),
-        (("--provider", "other", "--model", "big", "--base-url", "http://x/v1 #y"), "is no address"),
+        (("--provider", "other", "--model", "big", "--base-url", "ftp://x"), "is not a valid address"),
+        (("--provider", "other", "--model", "big", "--base-url", "http://x/v1 #y"), "is not a valid address"),
         (("--provider", "openai", "--model", "big: {name"), "cannot be a model's name"),
         (("--agent", "a: b"), "cannot be an agent's name"),
         (("--agent", "../x"), "cannot be an agent's name"),

@@ -82,7 +82,7 @@ async def test_a_network_moves_into_a_log_and_back_with_every_row_and_who_is_who
         "is_equal"
     ]
     refused = await invoke("cluster", "migrate", "--from", tmp_path / "a.db", "--to", server.url("other"), code=1)
-    assert "holds nothing of its own. Make a database of that log, and move that" in refused.err
+    assert "Make a database from that log, and move that database" in refused.err
     assert ("--log" in refused.err, "--from URL --to FILE" in refused.err) == (False, True)
     owner = Path(f"{back}.owner")
     told = await invoke("cluster", "migrate", "--from", log, "--to", back)
@@ -307,7 +307,7 @@ async def test_of_servers_for_trying_out_one_may_be_killed_and_a_full_node_start
         pid = int((tmp_path / "nats" / "servers.pid").read_text().split()[1])
         os.kill(pid, signal.SIGKILL)
         up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "b.db", "--log", url, "--durability", "full")
-        await servers.error(r"The NATS server in nats/n2 has ended by signal 9; the others go on")
+        await servers.error(r"The NATS server in nats/n2 has ended by signal 9; the other servers keep running")
         again = shlex.split((await servers.error(r"\* +(\S*nats-server .*)"))[1])
         async with asyncio.timeout(60):
             while not await is_full(url):  # noqa: ASYNC110 (the servers tell nobody that they miss one)

@@ -97,7 +97,7 @@ async def test_a_wrong_file_is_refused_and_the_agent_goes_on(folder: Path) -> No
             (folder / "ann.yaml").write_text(text)
             done = await invoke("agent", "reload", "ann", "--url", url, code=1)
             assert part in done.err
-            assert "goes on with its file as loaded" in done.err
+            assert "keeps running with the file that it loaded before" in done.err
         (folder / "ann.yaml").unlink()
         assert (await invoke("agent", "reload", "ann", "--url", url, code=1)).err
         assert children(up.pid) == before

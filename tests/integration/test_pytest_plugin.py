@@ -215,7 +215,7 @@ def test_agents_are_rules_functions_files_and_runners(network: NetworkUnderTest,
     with pytest.raises(ConfigError, match="did you mean"):
         network.agent("wrong", {"do": [{"say": "x"}]}, visibilty="all")
     for options in ({}, {"script": answer}, {"file": tmp_path / "file.yaml"}):
-        with pytest.raises(ConfigError, match="'A B' is no agent id"):
+        with pytest.raises(ConfigError, match="'A B' is not a valid agent id"):
             network.agent("A B", **options)
 
 

@@ -168,7 +168,7 @@ async def test_try_wants_to_know_which_agent_and_another_person(tmp_path: Path) 
     team = "agents:\n" + "".join(f"  - {{id: {it}, instruction: x, {rules % it}}}\n" for it in ("one", "two"))
     file.write_text(team)
     assert (
-        "has several agents; say with --agent which one: one, two"
+        "has several agents; choose one with --agent: one, two"
         in (await invoke("agent", "try", file, "hello", code=2)).err
     )
     assert "two → mia (re #" in (await invoke("agent", "try", file, "hello", "--agent", "two", "--as", "mia")).out
@@ -207,7 +207,7 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
 
         shown = (await invoke("reactions", "show", first["reaction"])).out
         for told in (
-            f"began for #{first['trigger']} in direct:desk~mia; its prompt holds #",
+            f"began for #{first['trigger']} in direct:desk~mia; its prompt contains #",
             "turn 1 of desk, ",
             "  | calls look ",
             "1.0 look gave: looked at it\\x1b[2J",

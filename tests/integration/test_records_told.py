@@ -64,7 +64,7 @@ async def test_reviews_are_told_in_words() -> None:
     [better] = (
         await told(lambda it: say("Dig."), middleware=[Evaluations([RULE])], policy=AgentPolicy(max_corrections=0))
     )["review"]
-    assert better.startswith("turn 1: the answer goes out for want of a better one: Dig.")
+    assert better.startswith("turn 1: the answer is sent, because the model wrote no better one: Dig.")
 
 
 async def test_a_review_of_a_message_names_its_call() -> None:

@@ -170,8 +170,8 @@ async def test_an_agent_without_a_runner_is_played_from_the_log(refunded: Record
         (Desk(model=NamedModel("small", {"temperature": 0.9})), 'the setting "temperature" of model "small" has changed'),
         (Desk(model=NamedModel("small")), 'the setting "temperature" of model "small" is missing'),
         (Desk(policy=AgentPolicy(max_turns=3, prompt="full")), 'has changed; it is now: "Turn 1 of 3."'),
-        (Desk(visibility="current"), "is of other messages: without #"),
-        (Desk(policy=AgentPolicy(per_thread=1, prompt="full")), "is of other messages: without #"),
+        (Desk(visibility="current"), "contains other messages: without #"),
+        (Desk(policy=AgentPolicy(per_thread=1, prompt="full")), "contains other messages: without #"),
     ],
     ids=[
         "word", "line", "tool-added", "tool-gone", "tool-changed", "model-name", "setting", "setting-gone", "policy", "visibility",
@@ -258,7 +258,9 @@ async def test_an_agent_that_reacts_to_more_is_named(tmp_path: Path) -> None:
     recording = await record(tmp_path / "log.db", make(), talk)
     await plays_as_it_was(recording, *make())
     report = await play(recording, *make(react_to="all"))
-    assert 'guest reacts to #8 ("The shop is open" of crier) now, and did not then' in str(report.differences[0])
+    assert 'guest reacts to #8 ("The shop is open" of crier) now, but did not react in the recording' in str(
+        report.differences[0]
+    )
 
 
 async def test_a_message_that_nobody_sends_any_more_is_named(refunded: Recording) -> None:

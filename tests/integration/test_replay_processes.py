@@ -126,7 +126,7 @@ async def test_a_replay_of_nobody_is_no_success(newsroom: Path, tmp_path: Path) 
     (tmp_path / "other.yaml").write_text("id: other\ninstruction: x\nmodel: {rules: []}\n", encoding="utf-8")
     done = await run("replay", newsroom / "team.db", tmp_path / "other.yaml", code=1)
     assert "* other has no part in the recording" in done.lines
-    assert any(line.startswith("! Nothing was run again") for line in done.lines)
+    assert any(line.startswith("! Nothing was replayed") for line in done.lines)
 
 
 @pytest.mark.usefixtures("real_processes")

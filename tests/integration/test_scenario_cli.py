@@ -147,7 +147,7 @@ def test_many_seeds_are_one_answer_and_json_tells_each(tmp_path: Path) -> None:
     [
         (SCENARIO.replace("people:", "poeple:"), (), 'desk.scenario.yaml:13: unknown key "poeple"; did you mean "people"?'),
         (SCENARIO, ("--live", "ws://127.0.0.1:1/", "--seed", "1"), "without a seed"),
-        (SCENARIO, ("--live", "ws://127.0.0.1:1/", "--update-tapes"), "leave --live out"),
+        (SCENARIO, ("--live", "ws://127.0.0.1:1/", "--update-tapes"), "cannot be combined with --live"),
         (SCENARIO.replace("scenario: A", "agents: {}\nscenario: A"), (), "the key"),
     ],
 )  # fmt: skip
@@ -286,7 +286,7 @@ async def test_records_of_another_program_are_passed_over_live(tmp_path: Path) -
     ("old", "new", "said"),
     [
         ("  - wait: idle", "  - join: mia", "mia has joined already"),
-        ("  - wait: idle", "  - kill: hub", "hub does not run here"),
+        ("  - wait: idle", "  - kill: hub", "This scenario did not start hub"),
         ("  - wait: idle", "  - disconnect: mia", "in a simulation only"),
         ("people: [mia]", "people: [mia]\nfaults: {drops: 1}", "faults need a simulation"),
     ],

@@ -369,7 +369,10 @@ def test_operations_are_called_and_their_values_kept() -> None:
         ({"as": "finance", "to": "mia", "send": "x"}, "finance has not joined"),
         ({"join": "mia"}, "mia has joined already"),
         ({"if": "missing > 1", "then": [{"wait": "1s"}]}, "'missing' is undefined"),
-        ({"repeat": {"times": 2, "until": "1 > 2", "steps": [{"wait": "1s"}]}}, "it was still not so after 2 times"),
+        (
+            {"repeat": {"times": 2, "until": "1 > 2", "steps": [{"wait": "1s"}]}},
+            "the condition was still false after 2 times",
+        ),
         ({"as": "boss", "decide": {"approve": True, "at_most": "2s"}}, "no such request for approval came within 2 s"),
     ],
 )
@@ -431,17 +434,17 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
     ({"order": ["mia -> desk", "desk -> finance: refund order", "desk -> mia: 40"]}, {"order": ["desk -> mia", "mia -> desk"]}, 'no "mia -> desk" (number 2)'),
     ({"within": {"at_most": "5s", "message": {"from": "finance"}, "after": {"from": "mia"}}}, {"within": {"at_most": "1ms", "message": {"from": "finance"}}}, "it took"),
     ({"within": {"at_most": "1m", "message": {"to": "mia"}}}, {"within": {"at_most": "1m", "message": {"from": "boss"}}}, "it never came"),
-    ({"thread": {"id": "pay", "members": ["finance", "boss"]}}, {"thread": {"id": "pay", "members": ["boss", "mia"]}}, "finance too much; mia missing"),
+    ({"thread": {"id": "pay", "members": ["finance", "boss"]}}, {"thread": {"id": "pay", "members": ["boss", "mia"]}}, "finance unexpected; mia missing"),
     ({"tool": {"agent": "desk", "name": "send_text_message", "with": {"target_agent_id": "mia"}, "ok": True, "count": 1}}, {"tool": {"name": "send_text_message", "with": {"text": "45"}}}, "nearest: desk: send_text_message"),
     ({"tool": {"name": "channels_list", "count": 0}}, {"tool": {"name": "channels_list"}}, "not once"),
-    ({"prompt": {"agent": "finance", "contains": "refund order 12"}}, {"prompt": {"agent": "finance", "contains": "40 EUR"}}, "no such prompt holds it"),
+    ({"prompt": {"agent": "finance", "contains": "refund order 12"}}, {"prompt": {"agent": "finance", "contains": "40 EUR"}}, "no such prompt contains the text"),
     ({"prompt": {"contains": "refund", "when": {"from": "desk"}}}, {"prompt": {"contains": "refund", "when": {"from": "boss"}}}, "read by desk at #"),
     ({"never_in_prompt": {"agent": "finance", "text": "Approved"}}, {"never_in_prompt": {"agent": "desk", "text": "Approved"}}, "read by desk at #"),
     ({"never_in_prompt": {"agent": ["desk", "finance"], "text": "CANARY"}}, {"never_in_prompt": {"agent": ["finance", "desk"], "text": "Approved"}}, "read by desk at #"),
     ({"reaction": {"agent": ["desk", "finance"], "status": "finished"}}, {"cost": {"agent": ["finance", "desk"], "model_calls": {"at_most": 1}}}, "2 model calls"),
     ({"prompts": {"marks": ["refund order", "Approved"], "hold": {"desk": ["refund order", "Approved"], "finance": ["refund order"]}}}, {"prompts": {"marks": ["refund order", "Approved"], "hold": {"finance": [], "desk": ["Approved", "refund order"]}}}, "finance must not hold refund order: read by finance at #"),
     ({"prompts": {"marks": ["Approved"], "hold": {"desk": ["Approved"]}, "when": {"from": "finance"}}}, {"prompts": {"marks": ["Approved"], "hold": {"desk": ["Approved"]}, "when": {"from": "mia"}}}, "desk does not hold Approved"),
-    ({"state": {"equals": {}}}, {"state": {"path": "orders.12", "equals": "open"}}, "it gives null"),
+    ({"state": {"equals": {}}}, {"state": {"path": "orders.12", "equals": "open"}}, "its value is null"),
     ({"caused_by": {"message": {"from": "desk", "to": "mia"}, "root": "mia"}}, {"caused_by": {"message": {"from": "finance"}, "root": "boss"}}, "goes back to #"),
     ({"caused_by": {"message": {"from": "finance"}, "root": "{{ asker }}"}}, {"message": {"contains": "{{ nothing }}"}}, "'nothing' is undefined"),
     ({"caused_by": {"message": {"from": "finance"}, "root": {"contains": "refund"}}}, {"caused_by": {"message": {"from": "boss"}, "root": "mia"}}, "there is no such message"),
@@ -451,7 +454,7 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
     ({"reaction": {"agent": "finance", "reason": "done"}}, {"reaction": {"agent": "finance", "reason": "tired"}}, "not once"),
     ({"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["boss"]}}}, {"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["mia"]}}}, '"boss"'),
     ({"quiet": True}, {"quiet": {"from": "boss"}}, "there is no such message"),
-    ({"mod": {"op": "network.info", "as": "mia", "contains": {"name": "round"}}}, {"mod": {"op": "network.info", "equals": {}}}, "it gives"),
+    ({"mod": {"op": "network.info", "as": "mia", "contains": {"name": "round"}}}, {"mod": {"op": "network.info", "equals": {}}}, "its value is"),
 ]  # fmt: skip
 
 

@@ -194,7 +194,7 @@ async def test_the_password_of_a_log_that_is_away_is_in_no_traceback(tmp_path: P
     [
         (["--log", "lab"], 2, "must be the address of a log"),
         (["--log", f"nats://127.0.0.1:{free_port()}/lab"], 1, "No NATS server"),
-        (["--log", "nats://127.0.0.1:1/lab", "--durability", "memory"], 2, "does not go with a shared log"),
+        (["--log", "nats://127.0.0.1:1/lab", "--durability", "memory"], 2, "cannot be combined with a shared log"),
     ],
 )
 async def test_a_node_that_cannot_use_its_log_says_why_in_a_sentence(

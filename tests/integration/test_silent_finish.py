@@ -88,7 +88,7 @@ async def test_agent_try_says_it(text: str, reason: str, tmp_path: Path) -> None
     (tmp_path / "ann.yaml").write_text(RULES, encoding="utf-8")
     told = (await run("agent", "try", tmp_path / "ann.yaml", text)).lines
     assert told[-2].startswith(f"* finished ({reason}): ")
-    assert told[-1] == "* ann finished without an answer: nobody was sent anything"
+    assert told[-1] == "* ann finished without an answer, so no message was sent"
     assert "without" not in (await run("agent", "try", tmp_path / "ann.yaml", "hello")).out
 
 

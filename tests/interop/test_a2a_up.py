@@ -41,7 +41,7 @@ async def test_an_agent_of_another_network_takes_part_by_its_file(tmp_path: Path
         (here / "far.yaml").write_text(f"id: far\na2a:\n  url: {url}a2a/bob\n  token_file: far.token\n")
         (here / "gone.yaml").write_text("id: gone\ndescription: Away\na2a: http://127.0.0.1:1\n")
         (here / "node.yaml").write_text(json.dumps({"port": 0, "db": "node.db", "agents": ["far.yaml", "gone.yaml"]}))
-        assert "An agent elsewhere, at http" in await run(here, "doctor", "node.yaml")
+        assert "A remote agent at http" in await run(here, "doctor", "node.yaml")
         other = await start(here)
         await read_until(other, "Roundelay is ready")
         agents = json.loads(await run(here, "agents", "--json"))["agents"]

@@ -35,10 +35,10 @@ async def test_an_older_hub_is_shown_as_far_as_it_goes() -> None:
         mia.__class__ = OlderHub
         await ann.send_text("mia", "hi")
         async with full_screen(mia, (100, 24)) as screen:
-            await screen.shows("keeps no marks: unread is what came since you are here")
+            await screen.shows("Messages since you joined count as unread")
             await screen.shows("  1 ann")
             await screen.press("p")
-            await screen.shows("This hub keeps no marks")
+            await screen.shows("so threads cannot be pinned")
             await screen.press("enter")
             await screen.shows("  hi$")
             await screen.type("hello\n")
@@ -47,4 +47,4 @@ async def test_an_older_hub_is_shown_as_far_as_it_goes() -> None:
             await screen.shows("mia: hello")
             await screen.shows_no("  1 ann")
             await screen.press("g", "i")
-            await screen.shows("This hub keeps no inbox")
+            await screen.shows("This hub does not store an inbox")

@@ -232,7 +232,7 @@ async def test_why_tells_the_way_up_the_prompt_and_the_cost() -> None:
         await it.screen.press("escape", "k", "w")
         shown = await it.screen.shows("What the conversation that began with")
         assert "Sent in the reaction" in shown
-        assert "Its prompt held 1 message" in shown
+        assert "Its prompt contained 1 message" in shown
         assert "What followed from it" in shown
         await it.screen.press("escape")
         await it.screen.shows("to bob")
@@ -265,7 +265,7 @@ async def test_the_cost_is_told_by_group(key: str, name: str) -> None:
         await it.mia.send_text("bob", "hello")
         await it.screen.shows("You said")
         await it.screen.press("g", "c")
-        await it.screen.shows("What models used, by agent")
+        await it.screen.shows("Usage of models by agent")
         await it.screen.press(key)
         await it.screen.shows(rf"^ {name}.* \d+")
 
@@ -342,7 +342,7 @@ async def test_what_its_own_sender_says_anew_replaces_a_message_and_what_others_
         await it.screen.shows("  come at 9")
         await it.screen.type("a draft")
         await it.screen.press("escape", "k", "E")
-        await it.screen.shows("In the place of #")
+        await it.screen.shows("Replaces #")
         await it.screen.press("backspace")
         await it.screen.type("8\n")
         shown = await it.screen.shows("replaced by #")
@@ -371,7 +371,7 @@ async def test_saying_anew_stops_the_reaction_to_what_was_said(is_given_back: bo
             await it.mia.call("network.give", {"thread_id": "direct:bob~mia"})
             await it.screen.shows("^ bob: Thinking…")
         await it.screen.press("escape", "k", "E")
-        await it.screen.shows("In the place of #")
+        await it.screen.shows("Replaces #")
         await it.screen.type("!\n")
         await it.screen.shows("You said: think!")
         assert "I have thought" not in it.screen.text
@@ -421,7 +421,7 @@ async def test_why_is_told_of_the_newest_message_where_none_is_selected() -> Non
     async with room("bob") as it:
         await it.screen.shows("to bob")
         await it.screen.press("escape", "w")
-        await it.screen.shows("Nothing was said here yet")
+        await it.screen.shows("There is no message here yet")
         await it.screen.press("i")
         await send(it, "hello")
         await it.screen.shows("You said: hello")

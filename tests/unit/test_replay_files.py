@@ -95,7 +95,7 @@ async def test_runners_may_come_from_a_function(recorded: Path) -> None:
     [
         ("make_nobody", "it has no colon"),
         (f"{__name__}:missing", "has no attribute 'missing'"),
-        (f"{__name__}:make_nonsense", "must give a list of runners"),
+        (f"{__name__}:make_nonsense", "must return a list of runners"),
     ],
 )
 def test_a_function_that_gives_none_is_named(tmp_path: Path, factory: str, named: str) -> None:

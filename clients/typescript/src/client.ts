@@ -62,7 +62,7 @@ export interface ConnectOptions {
   newToken?: string;
   /** Kind of the participant. The default is the kind of the token. */
   kind?: Kind;
-  /** Role of the session. `reactor` is the only session that reacts for an agent. */
+  /** Role of the session. Only the `reactor` session reacts for an agent. */
   role?: "observer" | "reactor";
   /** Fencing token of an earlier reactor session, possibly from another process. */
   fence?: number;
@@ -79,7 +79,8 @@ export interface ConnectOptions {
   /** Maximum number of messages that wait for an answer at the same time. The default is 1. With more, a later message
    * may overtake a message that the hub delays. */
   maxUnanswered?: number;
-  /** Maximum wait for the first welcome, in milliseconds. The default is 20,000. Several nodes share this time. */
+  /** Maximum wait for the first welcome, in milliseconds. The default is 20,000. The limit includes the attempts at all
+   * addresses in `url`. */
   connectTimeoutMs?: number;
   /** Signal that ends the wait for the first welcome. */
   signal?: AbortSignal;
@@ -147,8 +148,8 @@ export class Delivery {
     this.#acks = connection.acks;
   }
 
-  /** Whether the hub has a different history now, because its ledger was lost or replaced. For a stale delivery, `ack`
-   * and `nack` do nothing. */
+  /** Whether this delivery comes from a ledger that was lost or replaced since. For a stale delivery, `ack` and `nack`
+   * do nothing. */
   get isStale(): boolean {
     return this.#acks.isStale;
   }

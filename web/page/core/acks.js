@@ -1,6 +1,6 @@
 /**
- * Tracks which deliveries were handled, and which acks must be sent. Follows `Acks` in network/client/acks.py. No IO,
- * no clock.
+ * Tracks which deliveries were handled, and which acks must be sent. The rules are those of `Acks` in
+ * network/client/acks.py. This module uses no IO and no clock.
  *
  * The prefix is the seq up to which every delivery was handled or refused. The prefix never decreases, and one `ack`
  * covers all deliveries up to it. A delivery at or below the prefix that arrives again is late. A late delivery is

@@ -6,9 +6,9 @@
  * records without an answer are repeated too, and handled deliveries are acknowledged. Frames are passed to `onEvent`
  * unchanged, each with its arrival time `at` (ms).
  *
- * The WebSocket, clock, randomness, timers and storage are parameters. There is no DOM. A connection is a `source` of
- * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake,
- * close}. The client in clients/typescript uses this module too.
+ * The WebSocket, clock, randomness, timers and storage are parameters. This module does not use the DOM. A connection
+ * is a `source` of `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry,
+ * discard, wake, close}. The client in clients/typescript uses this module too.
  */
 
 import { Acks } from "#core/acks.js";
@@ -699,7 +699,7 @@ export class Connection {
     this._startTimer("quiet", QUIET_MS, () => this._ping());
   }
 
-  /** Ask the hub for a sign of life, because a connection may break without an event. */
+  /** Check that the hub is alive, because a connection may break without an event. */
   _ping() {
     const socket = this._socket;
     // Ask only one question at a time. A second question would postpone the deadline of the first.

@@ -2,8 +2,8 @@
  * Reads data that is out of date. Parts of the state that must be read again are marked in `stale`.
  *
  * Reads of one kind run one after the other. `apply` merges events that arrive during a read. An operator's page also
- * follows the log, because its list of threads includes threads whose messages are not delivered to it. No DOM. The
- * timers are a parameter.
+ * follows the log, because its list of threads includes threads whose messages are not delivered to it. This module
+ * does not use the DOM, and its timers are a parameter.
  */
 
 const THREADS_PAGE = 200;
@@ -79,7 +79,7 @@ export class Fetching {
 
   _startSession(welcome) {
     this._canReadRows = true;
-    const lost = () => {}; // the next session starts these again
+    const lost = () => {}; // after a lost connection, the next session starts these reads again
     this._source.call("network.watch", { presence: true, signals: true }).catch(lost);
     if (welcome.is_operator && !this._isFollowing) {
       this._isFollowing = true;
@@ -99,7 +99,8 @@ export class Fetching {
           this._dispatch({ type: "result", call: { op: "network.log", args }, value });
         }
       } catch (error) {
-        if (error.code === "closed" || UNKNOWN.includes(error.code)) return; // not an operator
+        // the caller is not an operator, or the connection was closed
+        if (error.code === "closed" || UNKNOWN.includes(error.code)) return;
         await this._pause(1000);
       }
     }
@@ -183,7 +184,7 @@ export class Fetching {
     }
   }
 
-  /** Read own messages again, in the form in which the hub stored them. */
+  /** Read the user's own messages again, in the form in which the hub stored them. */
   async _fetchOwn() {
     for (const [seq, thread_id] of Object.entries(this._getState().stale.messages)) {
       this._dispatch({ type: "fetching", what: "message", seq: Number(seq) });

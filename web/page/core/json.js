@@ -1,6 +1,4 @@
-/**
- * Checks and formats JSON from other participants, which may have any form. No IO.
- */
+/** Checks and formats JSON from other participants, which may have any form. This module performs no IO. */
 
 /** Return whether a value is an object and not an array. @param {unknown} value */
 export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);

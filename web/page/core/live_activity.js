@@ -1,11 +1,11 @@
 /**
  * Live activity: participants who think, type or view a thread, running calls, and texts that are being written. Live
- * activity is a part of the page's state (`state.live_activity`), and changes through a `Draft`. roundelay/under_way.py
- * follows the same rules in terminals.
+ * activity is a part of the page's state (`state.live_activity`), and changes through a `Draft`.
+ * roundelay/live_activity.py follows the same rules in terminals.
  *
  * Signals may be lost, and anybody may send signals. Only the sender id is trusted, because the hub sets this id. A
  * malformed signal is ignored, and everything is bounded. When a limit is reached, an entry of the agent with the most
- * entries is removed. No DOM, no clock: each event contains its time.
+ * entries is removed. This module uses neither the DOM nor a clock, because each event contains its time.
  */
 
 import { bound } from "#core/draft.js";

@@ -1,5 +1,5 @@
 // Finds mentions of participants in a text, by the rules of agents/mentions.py. An @ in code, quoted lines, links and
-// addresses is not a mention. No DOM.
+// addresses is not a mention. This module does not use the DOM.
 
 const NAME = /@([a-z0-9][a-z0-9._-]*)/gi;
 const PART_OF_A_WORD = /[A-Za-z0-9._%+@\\-]/;

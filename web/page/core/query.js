@@ -1,6 +1,6 @@
 /**
- * Parses search queries: the words to find, the sender, and the time. Follows network/core/queries.py. No DOM, no
- * clock.
+ * Parses search queries: the words to find, the sender, and the time. The syntax is that of network/core/queries.py.
+ * This module uses neither the DOM nor a clock.
  */
 
 import { fold } from "#core/text.js";

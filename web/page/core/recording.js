@@ -1,6 +1,6 @@
 // A recording of a finished run that answers like a hub. The recording implements the reading operations of
 // docs/protocol.md with the rows that an exported page contains (roundelay/runs/page.py writes them), and refuses every
-// change. Indexes are built once, because the rows never change. No DOM, no clock.
+// change. Indexes are built once, because the rows never change. This module uses neither the DOM nor a clock.
 
 import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";

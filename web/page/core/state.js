@@ -224,7 +224,7 @@ function applyMessage(draft, message, isDelivered = false) {
   if (!isNew) return;
   state.head = Math.max(state.head, seq);
   recordActivity(draft, message);
-  // Read the receipts of an own message again when it gets an answer, because a recipient has handled it.
+  // Read the receipts of the user's message again when it gets an answer, because a recipient has handled it.
   for (const named of [message.cause, message.reply_to]) {
     if (state.messages[named]?.sender_id === state.me.agent_id) draft.own("stale", "status")[named] = true;
   }
@@ -345,8 +345,8 @@ function applyOutbox(draft, event) {
   else delete outbox[event.message_id];
 }
 
-/** Apply that the hub has stored an own message. The hub does not deliver a message to the session that sent it. A
- * provisional copy of the sent message is shown until the message is read from the hub. */
+/** Update the state after the hub has stored a message of this page. The hub does not deliver a message to the session
+ * that sent it. A provisional copy of the sent message is shown until the message is read from the hub. */
 function applyStored(draft, frame) {
   const { state } = draft;
   const entry = state.outbox[frame.message_id];
@@ -441,7 +441,7 @@ function applyPresence(draft, frame) {
   if (frame.state === "offline") live.removeWorkOf(draft, frame.agent_id);
 }
 
-/** Mark the receipts in a thread that may have changed: the receipts of the newest own messages, and of undelivered
+/** Mark the receipts in a thread that may have changed: the receipts of the user's newest messages, and of undelivered
  * messages. */
 function markReceipts(draft, id) {
   const { state } = draft;
@@ -540,8 +540,8 @@ function dropMessages(draft, seqs) {
 
 // --- reads and their results
 
-/** Apply that a read is sent. The answer to the read contains everything that is stored before, so only later messages
- * are added to its counts. */
+/** Update the state when a read is sent. The answer to the read contains everything that is stored before, so only later
+ * messages are added to its counts. */
 function startFetching(draft, event) {
   const { state } = draft;
   const stale = draft.own("stale");

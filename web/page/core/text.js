@@ -1,6 +1,6 @@
 /**
  * Formats the texts of messages, and reads the ids and addresses of threads. `writeContent` follows `write_content` in
- * network/messages.py. No DOM, no clock.
+ * network/messages.py. This module uses neither the DOM nor a clock.
  */
 
 import { isObject } from "#core/json.js";
@@ -146,7 +146,7 @@ export function writeLine(text) {
 /** Return a text in lower case and without accents, for comparison in searches. @param {string} text */
 export const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
-/** Format a number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
+/** Format a count with its noun: `1 call`, `2 calls`. @param {number} count @param {string} word */
 export const formatCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 /** Return the id of the direct thread of two participants, or of one of their conversations. */

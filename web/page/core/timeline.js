@@ -1,5 +1,5 @@
 // Data for the timeline: the newest reactions with their steps, and a time scale that shortens periods without work.
-// The data is read with a `call` function of a hub or a recording. No DOM, no clock.
+// The data is read with a `call` function of a hub or a recording. This module uses neither the DOM nor a clock.
 
 const LOOKED_BACK = 5000; // number of seqs of a hub's log to search; a recording is searched completely
 const READS_AT_ONCE = 8;

@@ -1,6 +1,6 @@
 // Explains why a message was sent, step by step up to its root, and what followed from the message. The node reads the
 // records and explains them (docs/protocol/operations-explain.md). The data is read with a `call` function of a hub or
-// a recording. No DOM.
+// a recording. This module does not use the DOM.
 
 /** @typedef {(op: string, args: object) => Promise<any>} Call */
 

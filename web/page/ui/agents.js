@@ -20,7 +20,7 @@ const showsFault = ({activity, open_reactions: open = 0, fault}) => Boolean(faul
 const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
 const rank = (agent) => showsFault(agent) ? 0 : RANKS[agent.activity] ?? (agent.state === "online" ? 4 : 6);
 
-/** Describe what a participant does in a few words. Follows roundelay/runs/activity.py. */
+/** Describe what a participant does in a few words. Follows roundelay/display/activity.py. */
 function describeActivity(agent) {
   const {activity, work = [], open_reactions: open = 0} = agent;
   if (activity === undefined) return agent.state;
@@ -50,7 +50,7 @@ function describeAwaited(work) {
   return [names.length && listFew(names), requests.length && `approval of ${listFew(requests)}`].filter(Boolean).join(" and ");
 }
 
-/** Return whether an agent can be talked to now, as [dot, text], in words for people who do not know sessions. */
+/** Return the availability of an agent as [dot, text], in words for people who do not know sessions. */
 export function describeAvailability(agent) {
   const {state, activity} = agent;
   if (showsFault(agent)) return ["fault", "Cannot answer right now"];
@@ -102,7 +102,7 @@ function One({id}) {
     ${agent.kind === "agent" && html`<${Models} id=${id} />`}</div>`;
 }
 
-/** The fault that keeps an agent from working. Only operators see the reason and what to do. */
+/** The fault that keeps an agent from working. Only operators see the reason and the advice. */
 function Fault({fault}) {
   const {text, count, since, last_at: last, reason, to_do: toDo} = fault;
   return html`<section class="section fault" role="status"><h2>Cannot answer</h2><p dir="auto">${text} <${Age} at=${last} /></p>

@@ -84,7 +84,7 @@ function readLedBy(copy) {
 /** Return whether a reader of the request may decide about it. */
 const mayDecideOn = (asked, agentId) => asked.deciders === null || asked.deciders.includes(agentId);
 
-/** Return whether a message decides about a request, and its sender may decide. */
+/** Return whether the sender of a message may decide about a request. */
 export const decidesOn = (message, request) => {
   const asked = readApproval(request);
   return asked !== null && mayDecideOn(asked, message.sender_id);
@@ -140,7 +140,7 @@ export function Approval({message, asked, decision, isAwaited = true, isNamed = 
   const [form, setForm] = useState(null);
   const rest = (item?.until ?? asked.until) - now.value;
   const own = me.value.agent_id;
-  const isCalled = item?.may_call === true; // an operator who cannot read the thread
+  const isCalled = item?.may_call === true; // decide with an operation, because the operator cannot read the thread
   const may = mayDecide && (isCalled || mayDecideOn(asked, own));
   const voters = listOf(item?.approved_by);
   const ended = decision ? "" : isOver.value ? "No decision yet when this was recorded." : rest <= 0 ? "Expired without a decision." : isAwaited ? "" : "No longer needed.";

@@ -14,8 +14,9 @@ import {isBeginning, startWith} from "#ui/threads.js";
 
 const isListed = computed(() => Boolean(state.value.is_listed));
 
-/** Return this person's newest own conversation. If this person has none, return the newest conversation
- * that the person may read, or null. An operator's list also contains conversations between others, which do not count as own. */
+/** Return the newest conversation in which this person takes part. If this person has none, return the newest
+ * conversation that the person may read, or null. An operator's list also contains conversations between others, which
+ * count only in the second case. */
 function findLast() {
   const own = me.value.agent_id;
   const rank = ({thread_id: id, mark, last}) => {

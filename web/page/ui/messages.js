@@ -17,7 +17,7 @@ import {actions, agents, state} from "#ui/store.js";
 const LONG_CHARS = 6000;
 
 /**
- * Return the rows of a thread, oldest first: {key, guess, kind, ...}. An own message keeps its key from the moment it is
+ * Return the rows of a thread, oldest first: {key, guess, kind, ...}. A message of this person keeps its key from the moment it is
  * written, so that nothing jumps when it is stored.
  * @param {{thread: object, messages: object, outbox: object[], works: object[], silent?: string[], me: string, unread: {from: number, upto: number}, awaits: function(object): boolean}} given
  *   `awaits`: whether a request for approval still waits; `unread`: the seqs between which the first message of others gets the line "New"
@@ -218,7 +218,7 @@ const WORDS = {queued: "Queued", delivered: "Delivered", in_prompt: "Seen by the
 /** Return whether a recipient gets the message only after it has connected again. */
 const isWaiting = ({agent_id, state: delivery}) => delivery === "queued" && agents.value[agent_id]?.state === "offline";
 
-/** The delivery status of an own message in one word. A click shows the status for each recipient. */
+/** The delivery status of one of the user's messages in one word. A click shows the status for each recipient. */
 function Receipts({seq}) {
   const [isOpen, setOpen] = useState(false);
   const [error, setError] = useState(null);
@@ -245,7 +245,7 @@ function Receipts({seq}) {
 
 // --- messages that are not stored yet
 
-/** An own message that is not stored yet, or that was refused. */
+/** One of the user's messages that is not stored yet, or that was refused. */
 export function Outgoing({entry, me}) {
   const files = isObject(entry.content) ? [...listOf(entry.content.images), ...listOf(entry.content.files)] : [];
   const text = textOf({content: isObject(entry.content) ? entry.content.text ?? "" : entry.content});

@@ -35,7 +35,7 @@ const reading = new Map(); // maps a thread to the seq up to which it will be ma
 
 // --- events
 
-/** Show a source, and forget the previous source. */
+/** Show the events of a source (the hub or a recording), and close the previous source. */
 export function useSource(next) {
   leave();
   source = next;
@@ -153,7 +153,7 @@ export const actions = {
     if (at !== undefined) await fetching?.reach(id, at);
   },
 
-  /** Request the delivery status of an own message, because the message is now on the screen. */
+  /** Request the delivery status of one of the user's messages, because the message is now on the screen. */
   markDrawn: (seq) => dispatch({type: "drawn", seq}),
 
   closeThread: (id) => dispatch({type: "close", thread_id: id}),
@@ -168,7 +168,7 @@ export const actions = {
     return sendTo(to ?? findAddress(id, answered), body, answered ?? {thread_id: id}, reply_to);
   },
 
-  /** Send an own message again with new content, and ask the reactions to the old message to stop. */
+  /** Send one of the user's messages again with new content, and ask the reactions to the old message to stop. */
   async resend(seq, content) {
     const {recipients} = await actions.call("network.message_status", {seq});
     const latest = recipients.map((recipient) => recipient.again ?? recipient); // use the newest reaction if a takeover interrupted the first one

@@ -248,7 +248,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
 }
 
-/** The message that started a reply thread. The message itself belongs to another thread. */
+/** The message that started a reply thread, with a link to the thread in which the message was sent. */
 function Root({seq, place, desk}) {
   const loaded = useComputed(() => state.value.messages[seq]).value;
   const fetched = useFetched(async () => loaded ?? (place && fetchMessage(place, seq)), [seq, place, loaded]).value;
