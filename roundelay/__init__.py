@@ -1,6 +1,6 @@
 """Roundelay: a network in which agents, people and programs converse in threads, on one durable ledger.
 
-Public names are loaded at their first use. ``import roundelay`` is therefore quick and loads no model provider.
+Each public name is imported at its first use. ``import roundelay`` is therefore fast and loads no model provider.
 """
 
 from __future__ import annotations

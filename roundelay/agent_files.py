@@ -11,7 +11,9 @@ from roundelay.network.errors import ConfigError
 
 
 def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
-    """Return the agents that these files declare; with ``only``, return just those agents. Raises `ConfigError`."""
+    """Return the agents that these files declare. If ``only`` is not empty, return only the agents with these ids.
+    Raises `ConfigError`.
+    """
     agents: dict[str, AgentSpec] = {}
     for file in files:
         for spec in _read_file(file):

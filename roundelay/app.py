@@ -97,7 +97,9 @@ def make_ledger(
 
 
 def make_blobs(path: Path | None, durability: Durability, *, is_read_only: bool = False) -> BlobStore:
-    """Return the blob store of a node: in memory like its ledger, or a folder next to the database file."""
+    """Return the blob store of a node. If the ledger is in memory, so is the store; otherwise the store is a folder
+    next to the database file.
+    """
     if path is None or durability == "memory":
         return MemoryBlobs()
     return FolderBlobs(blob_folder(path), is_read_only=is_read_only)
@@ -118,7 +120,8 @@ def make_shared_log(url: str) -> SharedLog:
     log is not installed."""
     address = read_log_url(url)
     try:
-        # Import a client library only for its own kind of URL: an installation may have just one of the two.
+        # Import a client library only for its own kind of URL: an installation may have just the PostgreSQL or just the
+        # NATS library.
         if isinstance(address, PostgresAddress):
             from roundelay.network.cluster.postgres import PostgresLog
 
@@ -143,7 +146,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], repli
         )
     # The shared log is authoritative. The index may lose records in a power failure, because the node reads them again.
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
-    # the user asked for it; it is not the default
+    # `full` is also the default durability. Require it of the shared log only if the user has set it.
     is_full = config.durability == "full" and "durability" in config.model_fields_set
     return ReplicatedLedger(
         shared, index, new_id=random_id, name=config.name, report=say, requires_full=is_full, replica=replica
@@ -171,16 +174,18 @@ def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
 
 
 class StoppedWaiting(Exception):
-    """A node was stopped before it became the leader."""
+    """Raised when a node is stopped before it became the leader."""
 
 
 class Node:
-    """A hub that listens at ``url``. With ``owner_token``, people and services join as operators."""
+    """A hub that listens at ``url``. People and services that join with ``owner_token`` are operators."""
 
     def __init__(self, hub: Hub, url: str, token: str, durability: str, close: Callable[[], Awaitable[None]]) -> None:
         self.hub = hub
         self.durability = durability
-        """Durability when the node became ready. Only nodes with a shared log can have ``replicated``."""
+        """Durability at the time when the node became ready. Only a node with a shared log can have the durability
+        ``replicated``.
+        """
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
         self.owner_token = token
@@ -213,11 +218,11 @@ async def serve(
     """Run a node for the duration of an ``async with`` block. ``mods`` are loaded after the mods in the config.
 
     With ``is_read_only``, the hub accepts no messages, records or changes. ``prepare`` receives the hub and its address
-    before clients can connect; an error in ``prepare`` ends the node. A node with a shared log waits here until it is
-    the leader. While the node waits, it listens and refuses sessions, reports its address to ``listens``, and reports
-    its state to ``say``. Raises `StoppedWaiting` if ``stopping`` is set during this wait. Raises `ModError`,
-    `LedgerError`, `ConfigError` (the owner's token cannot be stored) or `ConnectError` (the address cannot be bound).
-    Such an error closes everything that was opened.
+    before clients can connect; an error in ``prepare`` ends the node. A node with a shared log waits until it is the
+    leader. While the node waits, it listens and refuses sessions, reports its address to ``listens``, and reports its
+    state to ``say``. Raises `StoppedWaiting` if ``stopping`` is set during this wait. Raises `ModError`, `LedgerError`,
+    `ConfigError` (the owner's token cannot be stored) or `ConnectError` (the address cannot be bound). Such an error
+    closes everything that was opened.
     """
     raise_file_limit()
     add_mod_folder(config.folder)
@@ -275,7 +280,8 @@ async def serve(
             await _unless_stopped(hub.start(), stopping)
             if prepare is not None:
                 await _unless_stopped(_prepare(hub, partial(prepare, hub, url)), stopping)
-            # A node without a shared log listens only when it can serve: it would refuse earlier connections.
+            # A node without a shared log starts to listen only now, because it would have to refuse earlier
+            # connections.
             if shared is None:
                 server.listen(tls=tls)
                 listens(url)
@@ -324,7 +330,7 @@ async def _check_address(host: str, port: int) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    # Without this, the probe for `::` would collide with the one for `0.0.0.0`.
+                    # Without this option, the probe for `::` would collide with the probe for `0.0.0.0`.
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(address)
     except OSError as error:
@@ -411,14 +417,16 @@ class Network:
         return client
 
     def _make_link(self, agent_id: str) -> tuple[Transport, Callable[[], float]]:
-        """Return a client's transport to the hub, and the jitter of its reconnects."""
+        """Return a client's transport to the hub, and the function that returns the jitter of its reconnects."""
         # clients in one process need no random delay between their reconnects
         return LocalTransport(self.hub), lambda: 1.0
 
     async def join(
         self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
-        """Join as a participant and return the connected client. Here, people and services are operators."""
+        """Join as a participant and return the connected client. People and services that join this way are
+        operators.
+        """
         client = self.client(agent_id, kind=kind, role=role, card=card)
         await client.connect()
         return client
@@ -427,7 +435,7 @@ class Network:
     async def run(self, *runners: AgentRunner) -> AsyncIterator[None]:
         """Run agents in this process until the block ends. The agents are connected and ready when the block begins.
 
-        Raises the error of a runner that ended early, when the block ends or before.
+        If a runner ends early with an error, the block raises this error, at its end or before.
         """
         clients = [await self.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
         # Create the wait before the first runner starts: if a runner fails at once, a later wait would never end.

@@ -122,7 +122,7 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # A command that is registered later takes precedence over the advice about its absence.
+        # If a command with this name is registered later, run the command instead of showing the advice.
         if args and args[0] in EXPECTED and args[0] not in self.commands:
             raise click.UsageError(EXPECTED[args[0]])
         return super().resolve_command(ctx, args)
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A hook always exits with 0, even if its environment is wrong, because coding agents treat exit code 2 as a veto.
     """
-    if arguments is None:  # the command has its own process
+    if arguments is None:  # this process runs nothing but the command
         collect_seldom()
     code = _run(arguments)
     is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]

@@ -1,4 +1,6 @@
-"""The participant id that commands use, and their time limit for a lost hub. The only IO is reading the login name."""
+"""Participant id of the commands, and the time limit for their reconnects. The only IO in this module is reading the
+login name.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
 
 PIPE_PATIENCE_S = 30.0
 READER_ID = "roundelay-cli"
-"""Participant id with which commands read. It belongs to a service: a person would count as a recipient of broadcasts
-and thereby change what prompts may contain."""
+"""Participant id with which commands read. This participant is a service: a person would count as a recipient of
+broadcasts, which would change what prompts may contain.
+"""
 
 
 def find_login_id() -> str:
@@ -60,5 +63,7 @@ class ReconnectLimit:
 
 
 def make_output_limit() -> ReconnectLimit:
-    """Return no limit at a terminal, where a person can stop the command, and `PIPE_PATIENCE_S` for a pipe."""
+    """Return a `ReconnectLimit`: no limit at a terminal, where a person can stop the command, and `PIPE_PATIENCE_S` for
+    a pipe.
+    """
     return ReconnectLimit(None if sys.stdout.isatty() else PIPE_PATIENCE_S)

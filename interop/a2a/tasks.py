@@ -315,7 +315,7 @@ class TaskLedger:
                     # the task of the message that it answers.
                     root = root_of.get(message.reply_to or 0, message.seq)
                 elif root not in tasks:
-                    continue  # its task starts before the first message that was read
+                    continue  # the task of this message starts before the first message that was read
                 tasks.setdefault(root, GatheredTask(thread)).own.append(message)
             elif message.sender_id == self.agent_id:
                 trigger = next((seq for seq in (message.reply_to, message.cause) if seq in root_of), None)

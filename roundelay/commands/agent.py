@@ -63,10 +63,10 @@ def run_command(
     from roundelay.nodes.processes import end_after_supervisor
     from roundelay.nodes.run_agents import run_agents
 
-    # Before the code of the agents is imported, which may hang as well.
+    # Call this before importing the agents' code, because that import may hang.
     end_after_supervisor()
     log_to_stderr(log_level, log_format)
-    # The file has changed since the node loaded it. Run the version that the node has validated.
+    # The file may have changed since the node loaded it. Run the version that the node has validated.
     if as_loaded is not None:
         override_file(files[0], as_loaded.read_bytes())
     target = find_target()
@@ -88,7 +88,7 @@ def run_command(
 @node_options
 @debug_option
 def host_command(board: Path, log_level: str, log_format: LogFormat) -> None:
-    """Run agents in this process as a node orders. The node itself starts this command."""
+    """Run the agents that a node assigns to this process. The node itself starts this command."""
     import asyncio
 
     from roundelay.nodes.agent_host import host_agents

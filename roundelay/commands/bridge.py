@@ -141,7 +141,9 @@ def deliver(host: str, url: str | None) -> None:
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 @debug_option
 def mcp(host: str, url: str | None) -> None:
-    """Serve MCP on stdin and stdout for HOST. HOST starts this command and is a participant of its own."""
+    """Serve MCP on stdin and stdout for HOST. HOST starts this command and joins the network as a separate
+    participant.
+    """
     from roundelay.interop.bridge.participants import is_woken
     from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing

@@ -122,7 +122,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
         )
 
     url = log_url(nodes, port, stream)
-    read_log_url(url)  # a node would reject this stream name
+    read_log_url(url)  # reports a stream name that a node would reject
 
     async def watch(number: int, process: asyncio.subprocess.Process) -> None:
         code, place = await process.wait(), folder / f"n{number}"
@@ -319,7 +319,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             await _refuse_missing(log)
             try:
                 return await export_database(log, Path(target), _tell_progress)
-            except UnusableLog as error:  # users know the index as the node's --db file
+            except UnusableLog as error:  # in this command, the option for the database is --to
                 raise UnusableLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)

@@ -116,7 +116,7 @@ def export(
 
     async def write(source: Source, file: TextIO) -> None:
         if format_ == "jsonl":
-            # the output may go to a file or a pipe
+            # The output may go to a file or a pipe, which must receive the unchanged log. Sanitize only for a terminal.
             is_shown = file is sys.stdout and sys.stdout.isatty()
             await write_log(source, part, (lambda text: file.write(sanitize_json(text))) if is_shown else file.write)
         elif format_ == "html":

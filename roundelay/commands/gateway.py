@@ -146,7 +146,7 @@ def gateway(
 
     try:
         asyncio.run(work())
-    # the gateway cannot bind the address, which is a configuration error and not a lost connection
+    # the gateway cannot bind the address; report a wrong configuration, not a lost connection
     except ConnectError as error:
         raise ConfigError(str(error)) from error
 

@@ -177,7 +177,7 @@ def up(
     try:
         with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
             runner.run(work)
-    except ConnectError as error:  # the node cannot bind the address, which is not a lost connection
+    except ConnectError as error:  # the node cannot bind the address; this is not a lost connection
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
@@ -185,7 +185,7 @@ def up(
         if forker is not None:
             forker.join()
         if opened is not None:
-            # This file contains a link that may still allow a login.
+            # The file contains a login link that may still be valid.
             opened.unlink(missing_ok=True)
 
 
@@ -229,7 +229,8 @@ def doctor(
     from roundelay.nodes.doctor import examine
 
     if file is not None and not file.exists():
-        load_yaml(file)  # Report the missing file, whose name may be misspelled: none of its settings can be checked.
+        # Raise the error for a missing file. Its name may be misspelled, and none of its settings could be checked.
+        load_yaml(file)
     checks = asyncio.run(
         examine(
             pick_file(file),

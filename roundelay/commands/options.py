@@ -101,7 +101,7 @@ class _Seq(click.ParamType[int]):
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         # Screens show messages as #17, so people paste numbers with a #.
         number = str(value).removeprefix("#")
-        # Seqs begin at 1.
+        # Sequence numbers begin at 1.
         if not (number.isdecimal() and int(number)):
             self.fail(f"{value!r} is not the number of a message; write 17, or '#17' in quotes.", param, ctx)
         return int(number)
@@ -138,7 +138,7 @@ def read_address(_context: click.Context, _parameter: click.Parameter, value: st
 
 def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        os.environ["ROUNDELAY_DEBUG"] = "1"  # child processes read it too
+        os.environ["ROUNDELAY_DEBUG"] = "1"  # child processes also read this variable
 
 
 def node_options(function: Function) -> Function:
@@ -257,7 +257,7 @@ def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
 
 
 def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
-    """Read a run from a ledger file, or from the node that the options select."""
+    """Call ``read`` with a source: a ledger file, or the node that the options select. Return the result."""
     from roundelay.network.ledger.log_file import open_log
     from roundelay.runs.file_source import FileSource
     from roundelay.runs.node_source import LiveSource

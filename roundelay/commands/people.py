@@ -145,11 +145,11 @@ def send(
                     requires_response=needs,
                     message_id=chosen,
                 )
-                # Without this line, a person would wait for the answer of an agent that is offline.
+                # Check for an offline recipient: otherwise a person would wait for an answer that cannot come yet.
                 waits = not as_json and recipient != "" and await is_offline(client, recipient)
                 return stored, waits
         except ConnectError as error:
-            # Before the connection nothing can have been stored, and a person who passed an id knows that id already.
+            # Raise the error without the id if nothing can have been stored, or if the user has passed the id.
             if not is_joined or message_id is not None:
                 raise
             raise ConnectError(f"{error} With --message-id {chosen} the message is not stored twice.") from error

@@ -60,7 +60,7 @@ def show_poll(poll: int, as_json: bool) -> None:
 @click.option("--secret", is_flag=True, help="Hide who voted for what, and the sums until the end.")
 @call_options
 def create_poll(as_json: bool, **args: Any) -> None:
-    """Ask the readers of THREAD, such as channel:dev. Each has one vote."""
+    """Create a poll for the readers of THREAD, such as channel:dev. Each reader has one vote."""
     value = call_mod("polls.create", **args)
     show(value, lambda _: [f"Poll {value['poll']} is open."], as_json=as_json, print_value=print_answer)
 

@@ -91,7 +91,8 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
     records, epoch = read_run(db, read)
     if not records:
         raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
-    # Anybody may write records under this id. Mixed records would show a reaction that never happened.
+    # Any participant may write records with this reaction id. Show the records of one author: mixed records would show
+    # a reaction that never happened.
     author = choose_author(reaction, records, epoch)
     for other in sorted({str(it["agent_id"]) for it in records} - {author}):
         Screen(sys.stderr).note(f"{sanitize(other)} used this id too; show its records with --agent {sanitize(other)}")

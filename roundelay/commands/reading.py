@@ -101,9 +101,9 @@ def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path
 @json_option
 @identity_options
 def open_items(seq: int, as_json: bool, wait_s: float | None) -> None:
-    """Show what is open in the conversation of message SEQ, at whom, and since when.
+    """Show what is still open in the conversation of message SEQ: which participant it waits for, and since when.
 
-    With --wait, the exit code is 1 if something is still open after that time.
+    With --wait, the exit code is 1 if something is still open when the wait ends.
     """
     import time
 
@@ -139,7 +139,7 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
 
 
 def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
-    """Print one page of messages, oldest first, and a hint at the option that shows earlier messages."""
+    """Print one page of messages, oldest first. If there are earlier messages, name the option that shows them."""
     from roundelay.display.screen import Screen
     from roundelay.network.messages import message_from_wire
 

@@ -25,7 +25,7 @@ NEEDS = {
     "channels.post": "write",
     "channels.reply": "write",
 }
-"""Additional right that a channel operation needs for its channel."""
+"""Right on the channel that each channel operation also requires, by operation."""
 KINDS = click.Choice(("agent", "human", "service"))
 
 
@@ -154,7 +154,7 @@ def decide(
 
 
 def _say(op: str, to: str | None) -> str:
-    """Describe the action in the words that the hub uses to refuse it."""
+    """Return a description of the action, in the same words as the hub's refusals."""
     from roundelay.network.core.rights import VERB_PHRASES
 
     verb, thing = _find_verb(op, to) if op in VERB_PHRASES else ("call", f"{op} for {to}" if to else op)

@@ -78,7 +78,7 @@ def init(
     from roundelay.nodes import starter
 
     talks_on_page = True
-    # Ask no questions if there is any option: its user knows what to write, and a script must not hang at a question.
+    # Ask no questions if any option was given: the user has already decided, and a script must not hang at a question.
     is_asked = not yes and all(it is None for it in (template, provider, model, base_url, agent)) and _is_at_terminal()
     if is_asked:
         provider, model, base_url = _ask_provider()
@@ -108,7 +108,7 @@ def init(
     first = agent or starter.name_agent(template, chosen)
     command = name_command(folder)
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
-    # Skip this step if the key is already set.
+    # Skip the step that sets the key if the key is already set.
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
         steps.append(f"export {chosen.key}=...   # your key at {chosen.title}, in the terminal of the next commands")
     if chosen is not None:

@@ -88,7 +88,7 @@ def create_task(as_json: bool, **args: Any) -> None:
 @click.option("--take-over", is_flag=True, help="Take it from its holder.")
 @call_options
 def claim_task(as_json: bool, **args: Any) -> None:
-    """Claim an open task. Exits with 1 if somebody else holds it, or it is not open."""
+    """Claim an open task. The exit code is 1 if somebody else holds the task, or if the task is not open."""
     value = call_mod("tasks.claim", **args)
     _show(value, as_json=as_json)
     if not value["is_claimed"]:
@@ -111,7 +111,7 @@ def report_progress(as_json: bool, **args: Any) -> None:
 @click.option("--reference", "references", multiple=True, metavar="NAME", help="A note or a file with it.")
 @call_options
 def complete_task(as_json: bool, **args: Any) -> None:
-    """Complete a task with RESULT. As its reviewer: accept the result."""
+    """Complete a task with RESULT. If you are the task's reviewer, accept the result instead."""
     _show(call_mod("tasks.complete", **args), as_json=as_json)
 
 

@@ -46,7 +46,7 @@ def list_timers(as_json: bool) -> None:
 @click.option("--missed", type=click.Choice(("run", "skip")), help="What to do with missed times (run).")
 @call_options
 def create_timer(as_json: bool, **args: Any) -> None:
-    """Send TEXT later, to yourself or to --to ID. It wakes an agent."""
+    """Send TEXT later, to yourself or to --to ID. If the recipient is an agent, the message wakes it."""
     value = call_mod("timers.create", **args)
     text = f"Timer {value['timer']} sends to {value['to']} at {value['local_time']}."
     show(value, lambda _: [sanitize(text)], as_json=as_json, print_value=print_answer)

@@ -111,7 +111,7 @@ def view(file: Path, port: int, opens: bool) -> None:
 
     try:
         run(show_file(file, port, find_login_id(), announce))
-    except ConnectError as error:  # the command cannot bind the address, which is not a lost connection
+    except ConnectError as error:  # the command cannot bind the address; this is not a lost connection
         raise click.ClickException(str(error)) from error
 
 

@@ -182,10 +182,11 @@ def _find_caller() -> tuple[str, str]:
     token = find_owner_token(target.url or find_url())
     if token is None:
         raise ConfigError("If the node runs on another machine, pass --as ID and --token TOKEN.")
-    # The owner's token belongs to the reader. Here, --as names the owner of the webhook, not the caller.
+    # The owner's token identifies the commands' own service. Here, --as names the owner of the webhook, not the caller.
     target.agent_id = target.kind = None
 
-    async def join(client: NetworkClient) -> None:  # the gateway needs the reader to be registered
+    # registers the caller, because the gateway rejects unknown participants
+    async def join(client: NetworkClient) -> None:
         await client.call("network.info")
 
     ask_hub(join)
@@ -207,7 +208,7 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
         # A program reads a webhook's messages, so register a new participant as a service.
         kind = known.get(agent_id, "service")
         valid = {it["agent_id"] for it in await list_tokens(client) if not it["revoked"]}
-        # a person or an agent may have sessions with the owner's token
+        # revoking is not safe for a person or an agent: they may have sessions with the owner's token
         is_first = kind == "service" and agent_id not in valid
         args = {"agent_id": agent_id, "kind": chosen or kind, "token_hash": hash_token(made)}
         # Send the hub only the hash. This process gives the token itself only to the gateway.

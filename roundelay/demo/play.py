@@ -50,8 +50,9 @@ LOCAL = "local"
 """Value of ``--model`` that selects the small model on this machine."""
 SCRIPT_TIMEOUT_S, MODEL_TIMEOUT_S = 60.0, 600.0
 LOG_WAIT_MS = 250
-"""Maximum time that the node holds a read of the log, in milliseconds. After each read the demo checks how far the agents
-are, because records and restarts are no news in the log."""
+"""Maximum time that the node holds a read of the log, in milliseconds. After each read the demo checks the agents'
+progress, because the log does not report records and restarts.
+"""
 
 
 class DemoFailed(RoundelayError):
@@ -257,7 +258,7 @@ class _Demo:
     async def _show_message(self, message: BaseMessage) -> None:
         self._messages.append(message)
         for agent_id in load_team():
-            # The demo ends when all of these reactions have ended, so record each reaction before it begins.
+            # The demo ends when the reactions to all messages have ended, so record each reaction before it begins.
             if message.to in ("broadcast", f"agent:{agent_id}") and wakes(message, agent_id):
                 self._reactions[self._name_reaction(agent_id, message.seq)] = agent_id, message.seq
         if message.sender_id in load_team() and message.cause is not None:

@@ -1,4 +1,4 @@
-"""Screen of the demo. It shows each message under its thread, the agents' tool calls, and the summary.
+"""Demo screen: shows each message under its thread, the agents' tool calls, and the summary.
 
 The module only formats lines. It sanitizes all text of participants, makes no decisions and reads no data.
 """
@@ -56,7 +56,7 @@ class DemoScreen(Screen):
         self.write("")
 
     def incident(self, text: str) -> None:
-        """Write an event of an agent's process."""
+        """Show an incident of an agent's process, such as a kill or a restart."""
         mark = self.paint.yellow("! ")
         self._hang(mark, 2, [sanitize(text)], paint=self.paint.yellow, below=mark)
         self.write("")
@@ -88,8 +88,8 @@ class DemoScreen(Screen):
         paint: Callable[[str], str] = str,
         below: str | None = None,
     ) -> None:
-        """Write lines after a lead of ``width`` columns, wrapped at the line width. ``below`` is written under the
-        lead.
+        """Write lines after a lead of ``width`` columns, wrapped at the line width. The lines after the first begin
+        with ``below``, or with spaces if it is None.
         """
         for number, line in enumerate(break_lines(lines, max(self.columns - width, 20))):
             self.write(f"{(lead if number == 0 else ' ' * width if below is None else below)}{paint(line)}")

@@ -56,7 +56,7 @@ def evaluate(expression: str) -> Fraction:
     """Return the exact value of an expression. Raises `ToolError`, `ZeroDivisionError`, or `OverflowError` beyond
     `MAX_BITS`."""
     source = expression.replace("^", "**").replace("×", "*").replace("÷", "/").strip()
-    # Refuse letters. This also refuses names, strings and exponents such as 1e999999.
+    # Refuse letters, and with them names, strings and exponents such as 1e999999.
     if len(source) > MAX_EXPRESSION_CHARS or not re.fullmatch(r"[\d.+\-*/%() ]+", source, re.ASCII):
         raise ToolError(f"{expression[:50]!r} is not an expression. Use numbers, + - * / % ^ and parentheses.")
     return _evaluate(_parse(source), source)
@@ -153,7 +153,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant(int() | float()):  # but not an ellipsis
+        case ast.Constant(int() | float()):  # a number, but not an ellipsis, which is also a constant
             # Read the digits from the source, because a float would round them.
             return Fraction(ast.get_source_segment(source, node) or "0")
         case ast.UnaryOp(ast.USub(), operand):
@@ -199,10 +199,10 @@ def reverse_text(text: Text) -> str:
 
 
 def find_word_tasks(question: str) -> list[Task]:
-    """Return the tasks for `words` in a question.
+    """Return the tasks in a question that the agent ``words`` can solve.
 
-    A task is about the next quoted text. Without one, it is about the previous quoted text, or else the words after the
-    task.
+    A task applies to the next quoted text. If there is none, it applies to the previous quoted text, or else to the
+    words after the task.
     """
     question = question[:MAX_TEXT_CHARS]
     plain = _QUOTED.sub(lambda found: " " * len(found[0]), question)  # quoted words are not tasks

@@ -21,8 +21,9 @@ from roundelay.network.client import Event, Notice, Presence, Reconnected, Recon
 from roundelay.network.messages import BaseMessage
 
 CONTINUED = "  | "
-"""Prefix of every line of a message after the first. Without it, a message could contain a line that looks like another
-message."""
+"""Prefix of every line of a message after the first. Without this prefix, a message could contain a line that looks
+like another message.
+"""
 
 MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
 """Maximum number of entries below a message (sources, checks, suggested questions), and their maximum length in
@@ -43,8 +44,7 @@ _OPERATIONS = {
         " /history shows their numbers.",
     ),
 }
-"""Operations that occur in the hub's sentences, with the replacements for people: a command, and a command of the
-chat."""
+"""Names of operations in the hub's sentences. Each has two replacements: one for commands, and one for the chat."""
 
 
 def tell_person(sentence: str, *, in_chat: bool = False) -> str:
@@ -113,7 +113,7 @@ def format_time(at_ms: int) -> str:
 def describe_place(to: str, thread_id: str) -> str:
     """Return the recipient in a short form, such as ``bob``, ``broadcast`` or ``channel:dev``.
 
-    The reply thread or the conversation is added, if any.
+    If the message is in a reply thread or a conversation, append its id.
     """
     place = short_address(to)
     if conversation := conversation_of(thread_id):
@@ -141,7 +141,7 @@ def format_line(
     aim = f"→ {sanitize(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
     lines = sanitize_lines(text)
     if width is not None:
-        # Keep some columns for the text, even if the place is long and the terminal is narrow.
+        # Keep some columns for the text, even if the recipient's name is long and the terminal is narrow.
         room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
         lines = break_lines(lines, width - len(CONTINUED), first_width=room)
     first, *others = lines
@@ -194,7 +194,7 @@ def list_beside(message: BaseMessage) -> list[str]:
 def _list_sources(message: BaseMessage) -> list[str]:
     """Return the sources of an answer, one per line.
 
-    Any participant may write such metadata, so entries in a wrong format are skipped.
+    Any participant may write this metadata, so entries in a wrong format are skipped.
     """
     return [
         " ".join([f"[{it['n']}]", *(_one_line(it[key]) for key in ("title", "url") if isinstance(it.get(key), str))])

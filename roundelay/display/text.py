@@ -33,7 +33,7 @@ def sanitize_json(text: str) -> str:
 
     JSON itself does not require escapes for invisible characters above ASCII.
     """
-    # JSON escapes the control characters itself, except for this one.
+    # JSON escapes all ASCII control characters except DEL (0x7f), so other ASCII text needs no change.
     if text.isascii() and "\x7f" not in text:
         return text
     return escape_invisible(text, _escape_in_json).replace(_BLANK, "\\u2800")
@@ -45,14 +45,14 @@ def _escape_in_json(char: str) -> str:
     code = ord(char)
     if code < 0x10000:
         return f"\\u{code:04x}"
-    # JSON has escapes of four digits only, so a larger code point takes two.
+    # A JSON escape has only four digits, so a larger code point needs a surrogate pair.
     high, low = divmod(code - 0x10000, 0x400)
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
 def sanitize_lines(text: str) -> list[str]:
     """Return the lines of a text, each sanitized. Tabs become spaces."""
-    # Line ends of Windows are line ends; a lone carriage return could overwrite the line and is escaped.
+    # A Windows line end ends a line. `sanitize` escapes a lone carriage return, which could overwrite the line.
     return [sanitize(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
 
 
@@ -81,7 +81,7 @@ def fit_end(text: str, width: int) -> str:
     if display_width(text) <= width:
         return text
     start, room = len(text), width - 1
-    # Whole characters: half of an emoji would be drawn as another one.
+    # Cut only between whole characters: half of an emoji would be drawn as another emoji.
     for character in reversed(list(split_characters(text))):
         room -= display_width(character)
         if room < 0:
@@ -134,7 +134,7 @@ def _find_end(line: str, start: int, room: int) -> int:
     if end == start:  # one character can be wider than any line, because joiners can combine a thousand emoji
         while end < len(line) and (room := room - _count_columns(line[end])) >= 0:
             end += 1
-    # At least one, or the caller's loop would never end.
+    # Advance by at least one code point, or the caller's loop would never end.
     return max(end, start + 1)
 
 
@@ -159,8 +159,9 @@ def _code_point_columns(char: str) -> int:
 
 
 def format_day(at: object) -> str:
-    """Return a time in ms as local date and time. Mods of others may return values that are no time; they stay as they
-    are."""
+    """Return a time in ms as local date and time. Third-party mods may return a value that is not a time; return such a
+    value as text.
+    """
     try:
         return f"{datetime.fromtimestamp(float(at) / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"  # type: ignore[arg-type]
     except (ValueError, OverflowError, OSError, TypeError):

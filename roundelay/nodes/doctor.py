@@ -100,7 +100,7 @@ async def examine(
         checks.append(Checked("config", "failed", str(error)))
     if config is not None:
         checks.append(check_database(config))
-        # The checks below read the file. If it is broken, each check would report the same failure again.
+        # The checks below read the file. If the file is broken, each of them would report the same failure again.
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             shared = check_shared_log(config)
             checks += shared
@@ -127,7 +127,9 @@ async def examine(
 
 
 def _is_agents(file: Path) -> bool:
-    """Return whether a file declares an agent. A node's file has none of these keys."""
+    """Return whether a file declares an agent, which means that it has the key `id` or `instruction`. A node's file has
+    neither.
+    """
     value = load_yaml(file).value
     # Look only at the keys: otherwise one wrong field would make an agent's file look like a wrong node file.
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
@@ -189,7 +191,7 @@ def check_database(config: NodeConfig) -> Checked:
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
-        # The node creates the missing folders.
+        # Measure in the nearest existing folder, because the node creates the missing folders itself.
         folder = next(parent for parent in db.resolve().parents if parent.exists())
         took_ms = _measure_sync(folder, db.name)
         free = shutil.disk_usage(folder).free
@@ -397,7 +399,7 @@ def _measure_sync(folder: Path, name: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
         file.flush()
-        try_record_lock(file.fileno())  # the database file is read without locks
+        try_record_lock(file.fileno())  # test a lock here, because the database file itself is read without locks
         began = time.perf_counter()
         sync_descriptor(file.fileno())
         return (time.perf_counter() - began) * 1000
@@ -529,7 +531,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
-        settings = spec.model.model_dump_json()  # identical for identical models
+        settings = spec.model.model_dump_json()  # agents with equal settings share one check
         if settings not in checked:
             checked[settings] = await check_model(name, runner.model, timeout_s)
         yield replace(checked[settings], name=name)

@@ -259,7 +259,8 @@ class ForkingProcess(Process):
     async def _launch(self) -> Child:
         if self._forker is not None and not self._forker.is_lost:
             with suppress(ForkerLost):
-                return await self._forker.spawn(self._command[3:], self.name)  # without `python -m roundelay`
+                # the forker needs only the arguments after `python -m roundelay`
+                return await self._forker.spawn(self._command[3:], self.name)
         return await super()._launch()
 
     def _release(self, process: Child) -> None:
@@ -282,7 +283,7 @@ def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
             os.environ.pop(name, None)
         for module in modules:
             __import__(module)
-        with suppress(ImportError):  # preload it for `end_with_parent`, which every process needs
+        with suppress(ImportError):  # preload ctypes for `end_with_parent`, which every process calls
             __import__("ctypes")
         build_adapters()
         # The garbage collector skips frozen objects, so their memory remains shared.

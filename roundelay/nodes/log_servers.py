@@ -70,7 +70,8 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
 
 @contextmanager
 def _holding(folder: Path) -> Iterator[TextIO]:
-    """Lock a folder as long as this process or one of its servers runs. Raises `ConfigError` if the folder is in use.
+    """Lock a folder for as long as this process or one of its servers runs. Raises `ConfigError` if the folder is in
+    use.
 
     Without the lock, two servers could use the same store and corrupt it.
     """

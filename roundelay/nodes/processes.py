@@ -76,7 +76,7 @@ class Process:
         """Reason that the process reported for the failure of the current run, or empty."""
         self.is_ready = False
         self.settled = asyncio.Event()
-        """Set when the process is ready, or when waiting for it has become pointless."""
+        """Event that is set when the process is ready, or when it has failed to become ready."""
         self.last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._command = [sys.executable, *arguments]
         self._on_line = on_line
@@ -177,7 +177,7 @@ class Process:
         return await asyncio.shield(self._run_task)
 
     def handle_report(self, report: Report) -> None:
-        """Record a report of the process. Subclasses extend this."""
+        """Record a report of the process. Subclasses extend this method."""
         if report["report"] == "error":
             self.error = sanitize(report["message"])
         else:

@@ -298,7 +298,7 @@ def group_agents(specs: Sequence[AgentSpec]) -> dict[str, list[str]]:
 
 @asynccontextmanager
 async def closing_processes(processes: Collection[SharedProcess]) -> AsyncIterator[None]:
-    """End the shared processes when the block ends, after all of their agents."""
+    """Close the shared processes at the end of the block, after the tasks of their agents have ended."""
     try:
         yield
     finally:

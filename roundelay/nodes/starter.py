@@ -188,8 +188,8 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
 
 
 def _place(name: str) -> str:
-    """Return the path at which a file is written. Scenario files go next to the node's file, where `roundelay scenario
-    run` and pytest look for them.
+    """Return the path at which a template's file is written. Scenarios go next to the node's file, where `roundelay
+    scenario run` and pytest look for them.
     """
     return name.removeprefix("agents/") if name.endswith(".scenario.yaml") else name
 

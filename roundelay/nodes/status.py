@@ -185,7 +185,9 @@ def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str,
 
 
 def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
-    """Return the lines of the status by name. Lines about problems appear only if problems exist."""
+    """Return the lines of the hub's status, keyed by their names. Lines about problems appear only if problems
+    exist.
+    """
     commits = figures["commits_total"]
     # A new node has no commits, so it has no mean.
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
@@ -215,8 +217,9 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
 
 
 def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Describe participants that have nearly used up a quota, from the result of ``network.quotas``. Empty if there are
-    none."""
+    """Describe participants that have nearly used up a quota, from the result of ``network.quotas``. Return an empty
+    dictionary if there are none.
+    """
     near = [quota for quota in quotas if quota["used"] >= SHOWN_FROM]
     shown = ", ".join(f"{quota['agent_id']} {quota['used']:.0%} ({_describe_use(quota)})" for quota in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
@@ -224,8 +227,8 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
-    """Describe conversations and agents that a limit has stopped, from the result of ``network.stopped``. Empty if
-    there are none.
+    """Describe conversations and agents that a limit has stopped, from the result of ``network.stopped``. Return an
+    empty dictionary if there are none.
     """
     shown = [
         f"#{entry['root']} of {entry['began_by'] or 'somebody'} ({entry['limit']}; {entry['used_by'] or 'nobody'} sent most, "

@@ -227,7 +227,7 @@ class AgentProcess(SupervisedProcess):
         super().__init__(spec.id, f"Agent {spec.id}", command, path=str(spec.path), log=log)
         self._hub = hub
         self._forker = forker
-        self._shared = shared  # process for the next start, or None for an own process
+        self._shared = shared  # shared process for the next start, or None if the agent gets its own process
         self._runs_in: SharedProcess | None = None
         self._isolation = ""
         self.file = spec.path
@@ -399,7 +399,7 @@ class GatewayProcess(SupervisedProcess):
     async def run(self) -> int:
         """Run the gateway's process. If the gateway chose a free port, it uses the same port after a restart."""
         if self.url:
-            # Other programs may have stored the gateway's address.
+            # Keep the port, because other programs may have stored the gateway's address.
             self._command[self._command.index("--port") + 1] = str(urlsplit(self.url).port)
         return await super().run()
 

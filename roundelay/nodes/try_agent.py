@@ -254,7 +254,7 @@ class ShowText:
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         self._end_text()
         self._say_unsent()
-        price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing
+        price = f", about {write_dollars(cost)}" if cost else ""  # an agent that follows rules costs nothing
         self._say(f"{describe_event(finish)}{price}")
         if finish.status == "finished" and self._trigger is not None and not self._has_spoken:
             self._say(f"{short_address(self._trigger.to)} finished without an answer, so no message was sent")

@@ -36,7 +36,8 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
             f"{path} is not the database of a node. To make a page of an export: roundelay export --format html "
             f"--db {path}"
         )
-    # SQLite deletes this file when the last program closes the database, so the file shows that the database is open.
+    # SQLite deletes the -wal file when the last program closes the database, so this file shows that the database is
+    # open.
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
         # Even a read-only hub writes, because it stores the person's login. The original file must stay unchanged.
@@ -62,7 +63,7 @@ def _choose_person(state: State, person_id: str) -> str:
 
     def is_free(agent_id: str) -> bool:
         participant = state.participant(agent_id)
-        # An unused id would be registered only in the copy, where nobody else sees it.
+        # An unknown id is free too: it is registered only in the copy, which nobody else sees.
         return participant is None or (participant.kind == "human" and participant.removed_seq is None)
 
     return next(filter(is_free, _list_names(person_id)))

@@ -30,7 +30,7 @@ LOOKED_THROUGH = 200
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """Call that waits for a person's decision. ``until`` is in milliseconds since the Unix epoch."""
+    """Call that waits for a person's decision. ``until`` is the deadline in milliseconds since the Unix epoch."""
 
     message: AnyMessage
     reaction: str

@@ -60,7 +60,7 @@ class UsedCall(BaseModel):
     thread_id: str | None = None
     root: int | None = None
     sent_in: str = ""
-    """Id of the reaction that sent the trigger, which means that its agent asked this agent."""
+    """Id of the reaction in which the trigger was sent. The agent of that reaction asked this agent."""
 
     @property
     def is_model_call(self) -> bool:
@@ -287,8 +287,8 @@ class AgentUsage:
 class UsageReport:
     """Usage of a selection of reactions, by agent.
 
-    ``hidden`` is the number of reactions whose records the caller may not see or another program wrote. ``others`` is
-    the usage of all other agents in the same conversations.
+    ``hidden`` is the number of reactions whose records the caller may not see or whose records another program wrote.
+    ``others`` is the usage of all other agents in the same conversations.
     """
 
     agents: dict[str, AgentUsage]
@@ -303,7 +303,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
     according to the hub.
     """
     source, seqs = LiveSource(client), list(seqs)
-    # Later entries replace earlier entries, so that the hub's owner of a reaction counts.
+    # Put the hub's entries last, so that they replace noticed entries: the hub knows the owner of each reaction.
     names = {**dict(noticed), **{reaction: agent_id for agent_id, reaction in await source.reactions_with(seqs)}}
     agents: dict[str, AgentUsage] = {}
     hidden = 0

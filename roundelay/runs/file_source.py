@@ -51,7 +51,7 @@ class FileSource:
         return sorted(records, key=lambda record: int(record["seq"]))
 
     async def threads(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest threads, in the form in which a node returns them.
+        """Return the newest threads in the format of a node's answer.
 
         A log does not contain the readers of a thread, so the result has ``senders`` instead.
         """

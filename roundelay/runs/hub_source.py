@@ -1,8 +1,8 @@
 """Read a run inside its node, for the explanations of `node_answers`. Unlike `NodeSource`, this source reads many
 messages with one call.
 
-That call is not part of the protocol. With ``network.why``, each message of a prompt would cost a walk to its root, and
-a prompt may name thousands of messages. Nothing is cached.
+The call for many messages is not part of the protocol. With ``network.why``, each message of a prompt would cost a walk
+to its root, and a prompt may name thousands of messages. Nothing is cached.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ participant can have guessed it."""
 
 @dataclass
 class _PageRows:
-    """Rows of a page. Messages and the bodies of records are stored as the bytes in the ledger."""
+    """Rows of a page. Messages and the bodies of records are kept as the bytes that the ledger contains."""
 
     head: int = 0
     size: int = 0
@@ -154,7 +154,7 @@ async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
 
 
 async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: bool) -> list[dict[str, object]]:
-    """Return the participants of the run, or of the part if the page contains a part.
+    """Return the participants of the whole run, or of the part that the page contains.
 
     The cards come from the hub, because a log does not contain cards.
     """

@@ -269,10 +269,10 @@ class _Replay:
 
         """
         for held in self._stage.gate.held.values():
-            # Keep a write whose turn comes later, or whose reaction was still open at the end of the log.
+            # Keep holding a write whose row comes later, or whose reaction was still open at the end of the log.
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
-            if not held.begins_reaction:  # such a reaction is reported at the end
+            if not held.begins_reaction:  # a write that begins a reaction is reported at the end
                 return self._stage.gate.release(held.key)
         return False
 

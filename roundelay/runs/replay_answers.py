@@ -85,7 +85,7 @@ class RecordedAnswers:
         if drift is not None:
             self.drifts.append(self._shortened.get(reaction, drift))
             if not self._is_lenient:
-                await _never()  # the replay stops here
+                await _never()  # never returns: the replay stops at this difference
         self.turns += 1
         if reply is not None:
             return reply

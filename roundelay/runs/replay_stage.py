@@ -267,7 +267,8 @@ class InputPlayer:
 
     def cancel(self, by: str, reaction: str) -> None:
         """Stop a reaction on behalf of a participant."""
-        # The record may not name a participant, but one must send the stop. Use any participant that is not an agent.
+        # The record may not name a participant, but some participant must send the stop. Use any participant that is
+        # not an agent.
         person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
         self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
 

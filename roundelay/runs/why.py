@@ -228,11 +228,12 @@ class Effect:
     count: int = 0
     """Number of messages in the tree below this message."""
     has_more: bool = False
-    """Whether ``limit`` left out messages."""
+    """Whether messages were omitted because of ``limit``."""
 
     def to_json(self, depth: int = 0) -> dict[str, Any]:
-        """Return the tree as JSON. At `MAX_DEPTH`, ``more`` is the number of omitted messages below; request them from
-        that message."""
+        """Return the tree as JSON. At `MAX_DEPTH`, ``more`` is the number of omitted messages below. To read them,
+        request the tree of that message.
+        """
         value: dict[str, Any] = {
             "message": self.message.model_dump(mode="json", exclude_none=True),
             "reactions": [it.to_json() for it in self.reactions],

@@ -35,7 +35,7 @@ def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int
 
 
 def _find_place(path: str, turn: int) -> list[tuple[int, ...]]:
-    """Return (turn, call, run) for each call around a run, outermost first, followed by the turn.
+    """Return (turn, call, run) for each call that encloses a run, outermost first, followed by the turn.
 
     Another program may record any text as the path. Text that is not a path is treated as the empty path.
     """

@@ -1,7 +1,7 @@
 """Cause random faults that are derived from the seed: lost connections, killed agents and killed hubs.
 
-Faults run concurrently with a simulation. At the end, everything runs again. `Setting` configures model failures and
-delays.
+Faults run concurrently with a simulation. At the end, all killed agents and hubs have been restarted. `Setting`
+configures model failures and delays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Observe the models of a simulation's agents: their requests, delays, failures and token limit."""
+"""Wrap the models of a simulation's agents: record requests, add delays and failures, and limit the number of
+tokens.
+"""
 
 from __future__ import annotations
 

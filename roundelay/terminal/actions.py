@@ -32,7 +32,8 @@ async def watch(client: NetworkClient) -> None:
 def is_shown(event: Event, me: str) -> bool:
     """Return whether a screen shows an event.
 
-    A screen hides events of its own person, events of the commands' reader, and events that a message also shows.
+    A screen hides events that its own person caused, events of the commands' reader, and events that a message also
+    shows.
     """
     match event:
         case Notice(kind="taken" | "given", body={"agent_id": by}):
@@ -57,9 +58,9 @@ async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[s
 
 
 async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
-    """Return the place for an address or a thread, and a sentence that reports a newly created channel.
+    """Return the destination (`Place`) for an address or a thread, and a sentence that reports a newly created channel.
 
-    Joins the place if it is a channel. Raises `RoundelayError`.
+    If the destination is a channel, the person joins it. Raises `RoundelayError`.
     """
     told = ""
     if to.startswith("channel:") and to != "channel:":

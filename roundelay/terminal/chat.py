@@ -37,7 +37,7 @@ MAX_BUSY_SHOWN = 10
 MAX_SENT_REMEMBERED = 500
 TYPING_INTERVAL_S = 3.0
 SHOWN_AT_START = 5
-"""Number of earlier messages of the current place that are shown at the start of a chat."""
+"""Number of earlier messages in the current destination that are shown at the start of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,17 @@ class Chat:
         self._shows_activity = shows_activity
         self._reconnect_limit = patience or ReconnectLimit(None)
         self._watching: asyncio.Task[None] | None = None
-        # Signal typing only to places that have accepted a message, so that the owner of a misspelled id never sees it.
+        # Signal typing only to destinations that have accepted a message, so that the owner of a misspelled id never
+        # sees it.
         self._accepted = {BROADCAST.to}
         self._typing_sent_at = 0.0
 
     # --- output
 
     async def start(self, to: str | None = None) -> None:
-        """Show the current place and the other participants. If ``to`` is given, open it first."""
+        """Show the current destination and the other participants. If ``to`` is given, first make it the current
+        destination.
+        """
         name, url = sanitize(self.client.welcome.network.name), sanitize(self.client.url)
         await watch(self.client)
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
@@ -106,7 +109,8 @@ class Chat:
                 self.screen.message(message, await self.requests.describe(message))
                 if any(request.seq == message.seq for request in self.activity.list_own_requests()):
                     self._show_how_to_decide(message.seq, read_until(message))
-                # A reply answers the newest message of its thread, so the place must know that message.
+                # In a reply thread, a typed line answers the newest message, so remember the message that has just
+                # arrived.
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
@@ -133,7 +137,7 @@ class Chat:
                     self.screen.event(event)
 
     async def send_typing(self) -> None:
-        """Signal to the readers of the current place whenever the person types (`typed`). Runs until cancelled."""
+        """Signal typing to the readers of the current destination whenever `typed` is set. Runs until cancelled."""
         while True:
             await self.typed.wait()
             self.typed.clear()
@@ -153,7 +157,7 @@ class Chat:
 
     async def _load_activity(self, participants: Iterable[Mapping[str, Any]]) -> None:
         """Load the takeovers and the work in progress from before the person joined."""
-        # Without a prompt, no line could show this activity.
+        # Load the work only for a chat with a prompt, because only the prompt can show it.
         if not self._shows_activity:
             self.activity.load_work(participants)
         self.activity.load_takeovers(await list_threads(self.client, limit=MAX_THREADS))
@@ -175,7 +179,7 @@ class Chat:
         return [*participants]
 
     async def _show_earlier_messages(self) -> None:
-        """Show the last messages of this place that the person has already seen or sent.
+        """Show the last messages in the current destination that the person has already seen or sent.
 
         Unread messages are not shown here, because the hub delivers them.
         """
@@ -220,8 +224,8 @@ class Chat:
     # --- input
 
     async def handle_line(self, line: str) -> bool:
-        """Run one typed line, which is a command or a text for the current place. Return False if the line ends the
-        chat.
+        """Run one typed line, which is a command or a text for the current destination. Return False if the line ends
+        the chat.
 
         Shows the hub's refusals. Raises only when the connection has ended permanently.
         """
@@ -253,7 +257,7 @@ class Chat:
         return True
 
     async def say(self, text: str) -> None:
-        """Send a text to the current place."""
+        """Send a text to the current destination."""
         place = self.place
         stored = await self.client.send(place.to, text, reply_to=place.reply_to, conversation=place.conversation)
         self._accepted.add(place.to)
@@ -263,7 +267,7 @@ class Chat:
             self.place = Place(place.to, place.thread_id, stored.seq)
 
     async def go(self, to: str) -> None:
-        """Make an address or a thread the current place. A channel is joined first. Raises `RoundelayError`."""
+        """Make an address or a thread the current destination. A channel is joined first. Raises `RoundelayError`."""
         self.place, sentence = await enter_place(self.client, to)
         if sentence:
             self.screen.note(sentence)
@@ -271,8 +275,8 @@ class Chat:
             self._accepted.add(to)
 
     async def go_and_say(self, to: str, text: str = "") -> None:
-        """Open a place and send text there, unless the text is empty. If the hub refuses the text, return to the old
-        place.
+        """Open a destination and send text there, unless the text is empty. If the hub refuses the text, return to the
+        old destination.
         """
         previous = self.place
         await self.go(to)
@@ -282,18 +286,20 @@ class Chat:
         try:
             await self.say(text.strip())
         except RoundelayError:
-            # Return to the old place: otherwise further lines would go to a place that has refused the text.
+            # Return to the old destination: otherwise further lines would go to one that has refused the text.
             self.place = previous
             raise
 
     async def answer(self, message: AnyMessage, text: str) -> None:
-        """Reply to a message in its thread, without leaving the current place."""
+        """Reply to a message in its thread. The current destination stays the same."""
         stored = await self.client.reply(message, text)
         to = f"agent:{message.sender_id}" if message.kind == "direct" else message.to
         self._show_sent(stored, to, text, message.seq)
 
     async def decide(self, word: str, seq: int, text: str) -> None:
-        """Decide on a call with a reply, or as an operator who does not read the thread."""
+        """Decide on a call: with a reply in its thread, or through the hub if the person is an operator who does not
+        read the thread.
+        """
         decision, sent = f"/{word} {text}".strip(), []
 
         def show(request: AnyMessage, stored: Stored) -> None:

@@ -111,7 +111,7 @@ async def leave(chat: Chat, rest: str) -> None:
     if not rest and not chat.place.to.startswith("channel:"):
         raise InvalidArguments("You are in no channel now; write /leave CHANNEL.")
     await chat.client.call("channels.leave", {"name": name})
-    # Leave the place, because further lines would go to a channel that the person has just left.
+    # Return to the broadcast: otherwise further lines would go to a channel that the person has just left.
     if chat.place.to == f"channel:{name}":
         chat.place = BROADCAST
     chat.screen.note(f"You left the channel {sanitize(name)}.")

@@ -1,4 +1,4 @@
-"""Places, to which a person's lines are sent, and the addresses and thread ids of places."""
+"""Destinations of a person's typed lines (`Place`), with their addresses and thread ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
     @property
     def conversation(self) -> str | None:
         """Name of the conversation, if the person has several conversations with a participant."""
-        # The conversation of a mod's thread is not named in a message: a reply finds it by its parent.
+        # For a mod's thread, the message does not name the conversation, because the parent of the reply determines it.
         return (conversation_of(self.thread_id) or None) if self.thread_id.startswith("direct:") else None
 
     def describe(self) -> str:
@@ -48,7 +48,7 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
     The error suggests the closest name.
     """
     kind, _, name = written.rpartition(":")
-    # Skip a text that is not an id: finding its place raises a separate error.
+    # Skip a text that is not an id, because `find_place` raises a separate error for it.
     if not is_id(name) or written == BROADCAST.to:
         return
     if kind == "channel" and name not in channels and (close := get_close_matches(name, channels, n=1)):
@@ -62,9 +62,10 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:
-    """Return the place for an address, a thread id or a participant's id. This sends nothing and joins no channel.
+    """Return the destination (`Place`) for an address, a thread id or a participant's id. This sends nothing and joins
+    no channel.
 
-    Raises `RoundelayError` if no place has this name, or for a reply thread that the person may not read.
+    Raises `RoundelayError` if no destination has this name, or for a reply thread that the person may not read.
     """
     kind, _, name = written.partition(":")
     me = client.agent_id

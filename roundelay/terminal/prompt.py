@@ -46,14 +46,17 @@ from roundelay.terminal.chat_commands import COMMANDS
 MAX_LINES = 1000
 """Maximum number of entered lines that wait for processing. Further lines stay in the prompt."""
 MAX_LIVE_ROWS, MAX_TYPED_ROWS, MENU_ROWS = 10, 8, 6
-"""Maximum number of rows for growing texts and for the typed line, so that the conversation remains visible; and for
-completions."""
+"""Maximum number of rows for growing texts and for the typed line, so that the conversation remains visible. The third
+value is the number of rows that completions need.
+"""
 DRAW_EVERY_S = 0.05
 """Minimum time between two redraws of others' activity, in seconds. Typing is drawn at once."""
 ESCAPE_S = 0.1
 """Maximum time in seconds between Esc and a key that form one shortcut, as in Alt-b."""
 MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
-"""Columns of the prompt: maximum for the activity and for the place, minimum for the activity, minimum for typing."""
+"""Numbers of columns in the prompt: the maximum for the activity and for the destination, the minimum for the activity,
+and the minimum for typing.
+"""
 LINE_BREAK = "⏎ "
 """Prefix of the second and further lines of a pasted text."""
 MAX_HISTORY, MAX_HISTORY_BYTES = 500, 1_000_000
@@ -111,7 +114,7 @@ class PromptLine:
         self._stream.flush()
 
     def follow(self, chat: Chat) -> None:
-        """Show the current place of the chat and the active agents in the prompt."""
+        """Show the chat's current destination and the active agents in the prompt."""
         self.chat = chat
         chat.activity.on_change = self._draw_soon
 
@@ -178,14 +181,14 @@ class PromptLine:
     def _make_keys(self) -> KeyBindings:
         """Return key bindings that differ from those of prompt_toolkit.
 
-        They leave the chat, or move by whole characters, which may have several code points.
+        These keys leave the chat, or they move and delete by whole characters, which may have several code points.
         """
         keys = KeyBindings()
         here = has_focus(DEFAULT_BUFFER)
 
         @keys.add(Keys.Any, filter=here)
         def _(event: KeyPressEvent) -> None:
-            if event.data >= "\xa0" or event.data.isprintable():  # for an unknown key, the terminal's bytes arrive
+            if event.data >= "\xa0" or event.data.isprintable():  # the bytes of an unknown key must not become text
                 event.current_buffer.insert_text(event.data)
 
         @keys.add("escape", filter=here)
@@ -236,8 +239,9 @@ class PromptLine:
         self._session.app.invalidate()
 
     def _describe(self) -> ANSI:
-        """Return the growing texts of the current place, followed by the prompt. The texts use less than half of the
-        terminal."""
+        """Return the growing texts in the current destination, followed by the prompt. The texts use less than half of
+        the terminal.
+        """
         if self.chat is None:
             return ANSI("")
         width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24

@@ -17,8 +17,9 @@ from roundelay.terminal.places import Place
 
 
 async def save_files(client: NetworkClient, message: AnyMessage, folder: Path) -> list[str]:
-    """Save the stored files of a message into a folder, and return a line for each one. A name that exists gets a
-    number."""
+    """Save the stored files of a message into a folder, and return a line for each one. If a name is already in use,
+    the new file's name gets a number.
+    """
     references = read_references(message.content)
     if not references:
         raise InvalidArguments(f"#{message.seq} attaches no stored file.")
@@ -49,8 +50,9 @@ def _read(path: Path) -> bytes:
 
 
 async def send_file(client: NetworkClient, place: Place, path: Path, text: str) -> Stored:
-    """Store a file from this machine on the hub, and send it to a place. Raises `InvalidArguments` if the file cannot
-    be read."""
+    """Store a file from this machine on the hub, and send it to a destination. Raises `InvalidArguments` if the file
+    cannot be read.
+    """
     try:
         data = await asyncio.to_thread(_read, path)
     except OSError as error:

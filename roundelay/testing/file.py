@@ -240,7 +240,7 @@ def _all_models(value: object) -> Iterator[Strict]:
 
 
 class _Names:
-    """Check of all names in a scenario. An unknown name raises a `ConfigError` with its line.
+    """Checks all names in a scenario. An unknown name raises a `ConfigError` with its line.
 
     A name with ``{{`` is checked later, when it is rendered.
     """

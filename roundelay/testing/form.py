@@ -98,7 +98,7 @@ class MessagePattern(Strict):
 
 
 class Bound(Strict):
-    """Range for a count. Its text describes the range in words."""
+    """Range for a count. `str` describes the range in words."""
 
     exactly: Count | None = None
     at_least: Count | None = None
@@ -162,8 +162,8 @@ class InPrompts(Strict):
 
 
 class PromptsExpectation(Strict):
-    """Expectation about the texts in ``marks``: for each agent, ``hold`` lists the texts that its prompts must contain.
-    The agent's prompts must not contain the other texts.
+    """Expectation about the texts in ``marks``. For each agent, ``hold`` lists the texts that the agent's prompts must
+    contain. The prompts must not contain the other texts.
 
     ``when`` selects prompts as in `InPrompts`.
     """
@@ -573,7 +573,9 @@ class ScenarioHead(Strict):
     vars: dict[Name, JsonValue] = Field({})
     state: dict[str, JsonValue] | None = None
     steps: None = None
-    """The module `file` reads the fields `steps` and `expect`, because each of their items needs its line."""
+    """The module `file` reads the fields `steps` and `expect`, because each item must keep its line for error
+    messages.
+    """
 
     expect: None = None
 

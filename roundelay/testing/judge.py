@@ -88,8 +88,9 @@ class Matcher:
 
 
 class Judge:
-    """Evaluates the expectations of one scenario for one run. For each key of an expectation, a method has the same
-    name."""
+    """Evaluates the expectations of one scenario for one run. Each key of an expectation has a method of the same name,
+    after an underscore.
+    """
 
     def __init__(self, run: RunRecord, matcher: Matcher | None = None) -> None:
         self._run = run

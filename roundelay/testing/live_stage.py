@@ -2,8 +2,8 @@
 
 Agents that are already online are used without changes. The stage starts the other agents. The stage refuses steps that
 need a simulation: killing the hub, killing an agent that runs elsewhere, and cutting a connection. Only messages since
-the start of the run are considered. Expectations about prompts are checked against the manifests of reactions, because
-models in other processes provide no prompts.
+the start of the run are considered. Expectations about prompts use manifests, which list the messages in a prompt,
+because the prompts themselves are unknown.
 
 The stage follows the hub's log with `network.log`, which waits for new messages. Acks are not in the log. Therefore the
 stage also asks the hub several times per second whether all messages have been handled.

@@ -147,7 +147,8 @@ class SimulatedStage(Simulation):
             found = await self.hub.ledger.cold("dead", "", 1000)
             letters = [{"agent_id": letter.agent_id, "seq": letter.seq, "reason": letter.reason} for _, letter in found]
         for message in self.messages:
-            # No list contains the readers of direct threads, but the thread's name contains both participants.
+            # No list contains the readers of a direct thread, but the name of a direct thread contains both
+            # participants.
             if message.kind == "direct":
                 readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))
         reactions = read_reactions(self.rows)

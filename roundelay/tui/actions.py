@@ -127,7 +127,7 @@ class PersonActions:
         self._desk.show_line(await change(self._desk.client, self._desk.activity, thread_id))
 
     def send_typing(self, place: Place) -> None:
-        """Signal to the readers of a place that this person is typing."""
+        """Signal to the readers of a destination's thread that this person is typing."""
         now = time.monotonic()
         # Skip a thread without messages, because it has no readers yet.
         if place.thread_id in self._desk.threads and now - self._typing_sent_at >= TYPING_INTERVAL_S:

@@ -1,7 +1,7 @@
 """App of the full-screen terminal: the current screen, the lines above and below it, and background work.
 
-`RoundelayTerminal` mounts the views on one `Desk` and notifies them of changed parts. It also performs actions that
-need a dialog or another view. It contains no rules about the conversation.
+`RoundelayTerminal` shows views of the data in one `Desk`, and notifies the views when a part of the data changes. It
+also performs actions that need a dialog or another view. It contains no rules about the conversation.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class RoundelayTerminal(App[None]):
 
     def _draw(self) -> None:
         self._is_due = False
-        # Clear the set first: drawing may change the desk again, and that change must not be lost.
+        # Clear the set first: drawing may change the data again, and that change must not be lost.
         stale, self._stale = self._stale, set()
         if not self.stack or not self.is_running:
             return
@@ -295,7 +295,9 @@ class RoundelayTerminal(App[None]):
         )
 
     def _list_places(self) -> list[tuple[str, Content]]:
-        """Return the places that can be opened: agents (online agents first), people, channels and the broadcast."""
+        """Return the destinations that can be opened: agents (online agents first), people, channels and the
+        broadcast.
+        """
         listed = [it for it in self.desk.agents if it["agent_id"] != self.desk.me]
         listed.sort(key=lambda it: (it["kind"] != "agent", it["state"] != "online", it["agent_id"]))
         found = []

@@ -29,7 +29,7 @@ from roundelay.runs.lists import list_dead_letters, list_participants, list_thre
 from roundelay.terminal.actions import is_shown, watch
 
 Part = Literal["threads", "inbox", "agents", "live", "connection", "told"]
-"""Parts of a desk that change independently of each other."""
+"""Parts of the data in a `Desk` that change independently of each other."""
 
 MAX_THREADS, MAX_ITEMS, MAX_TOLD, MAX_STOPPED = 200, 200, 100, 50
 MAX_TEXT = 200
@@ -157,9 +157,9 @@ class Desk:
         self.told: deque[str] = deque(maxlen=MAX_TOLD)
         """Sentences about events; the newest sentence is last."""
         self.hint = ""
-        """Explanation why a key had no effect. The next screen or event removes it."""
+        """Explanation of why a key had no effect. The next screen or event removes it."""
         self.lost = ""
-        """Reason why the hub is not connected, or empty."""
+        """Reason for the lost connection to the hub, or an empty text while the hub is connected."""
         self.lacks_marks = self.lacks_inbox = False
         """Whether the hub is too old to store read states or an inbox."""
         self.drafts: dict[str, str] = {}
@@ -286,7 +286,7 @@ class Desk:
             row = self.threads[thread_id]
             before = row.title
             row.set_read_state(mark)
-            # the hub combines the name with the address
+            # clear the name if the title has changed: the hub combines the new title with the address
             row.name = row.name if row.title == before else ""
             self._refresh("threads")
 
@@ -297,7 +297,7 @@ class Desk:
         self.on_change("told")
 
     def show_hint(self, sentence: str) -> None:
-        """Show an explanation why a key had no effect."""
+        """Show an explanation of why a key had no effect."""
         self.hint = sanitize(sentence)
         self.on_change("told")
 
@@ -312,7 +312,7 @@ class Desk:
             await held.pop(seq).ack()
         self._count_held(thread_id)
         row = self.threads.get(thread_id)
-        # Scrolling back must not mark messages as unread that were read before.
+        # Scrolling back must not mark messages as unread if the person has already read them.
         if row is None or last <= row.read_upto:
             return
         row.read_upto = last
@@ -398,7 +398,7 @@ class Desk:
                 known = before.get(row.thread_id, row)
                 row.unread = len(self._held.get(row.thread_id, ()))
                 row.sender_id, row.text, row.at = known.sender_id, known.text, known.at
-            # The hub may not know this position yet. Its list would show messages as unread that were read.
+            # The hub may not have received this read position yet. Its list would then show read messages as unread.
             row.read_upto = max(row.read_upto, self._marks.get(row.thread_id, 0))
 
     async def _fetch_inbox(self) -> None:

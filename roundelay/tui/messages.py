@@ -92,7 +92,7 @@ class MessageBox(Widget):
     def __init__(self, message: AnyMessage, me: str, decision: str | None = None) -> None:
         super().__init__(markup=False)
         self.message = message
-        self._decision = decision  # decision in words
+        self._decision = decision  # text of the decision, if the message is a decision
         self.is_open = False
         self.below: tuple[str, ...] = ()
         self._is_waiting = False  # whether the message waits for a decision
@@ -259,7 +259,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         """
         self.newest = max(self.newest, message.seq)
         boxes = self.boxes
-        self._told = (0, 0)  # the history may already contain the message
+        self._told = (0, 0)  # forces a new report, because the history may already contain the message
         self.call_after_refresh(self.look)
         # This part of the thread is not loaded. The message appears when the person scrolls there.
         if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
@@ -315,7 +315,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         while True:
             page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
             found = [it for it in page.messages if it.seq > seq]
-            # The page does not reach back to that number, so messages in between are missing.
+            # The page does not reach back to ``seq``, so messages in between are missing.
             is_cut = page.has_more and len(found) == len(page.messages)
             if found and not is_cut:
                 return found[:PAGE]

@@ -29,7 +29,9 @@ MAX_TEXT_CHARS = 20_000
 
 
 def take_args(names: Mapping[str, str], *sources: Item) -> dict[str, Any]:
-    """Return arguments whose values are fields of the first source that has them."""
+    """Return the arguments of an operation. The value of an argument is a field of the first source that has this
+    field.
+    """
     values = {}
     for name, field in names.items():
         found = next((source[field] for source in sources if field in source), None)

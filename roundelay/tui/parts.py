@@ -83,7 +83,7 @@ class Pane(Vertical):
         return cast(Terminal, self.app)
 
     def handle_change(self, part: Part) -> None:
-        """Redraw the widgets that show this changed part of the data."""
+        """Redraw the widgets that show a changed part of the data."""
 
     def focus_main(self) -> None:
         """Focus the main widget when the pane is shown."""

@@ -60,7 +60,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         super().__init__(desk)
         self.thread_id = thread_id
         self.place: Place | None = None
-        """Place to which the text field sends, or None if the person may not write here."""
+        """Destination of the text in the field, or None if the person may not write here."""
         self._at = at
         self._draft = ThreadDraft(desk, thread_id)
         self._lines_below = LinesBelow(desk, thread_id)

@@ -70,7 +70,9 @@ def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], open_line
 
 
 def write_draft(draft: ThreadDraft, width: int) -> Content:
-    """Return a line about the message that the draft answers or replaces. The line is empty if there is none."""
+    """Return a line about the message that the draft answers or replaces. The line is empty if there is no such
+    message.
+    """
     if draft.replaces is not None:
         return Content(fit_start(f"Replaces #{draft.replaces.seq} (Esc cancels)", width))
     if draft.reply_to is not None:
