@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,7 @@ OWN_MODS: dict[str, type[Mod]] = {
 }
 
 
+@cache  # Reading the metadata of the package takes 4 ms.
 def server_name() -> str:
     """Return the name that the hub sends in its ``welcome`` frame."""
     try:

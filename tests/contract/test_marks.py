@@ -160,7 +160,7 @@ async def test_replies_are_marked_by_who_reads_what_they_answer(node: Node) -> N
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.full) for it in range(2, 6))])
 async def test_what_threads_tell_is_what_reading_all_of_them_gives(seed: int, tmp_path: Path) -> None:
     """The test compares random histories, with a restart in between, with each participant's own history message by
     message.

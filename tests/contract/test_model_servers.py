@@ -288,7 +288,7 @@ async def test_a_reaction_goes_back_and_forth_between_three_servers(
                 assert again == first[len(first) - len(again) :], f"killed after record {last}"
 
 
-@both_ways
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True], ids=["plain", "streaming"])
 @on_each_server
 async def test_a_resumed_reaction_sends_the_same_requests(kind: type[ModelServer], stream: bool) -> None:
     async with kind() as server, open_model(server, stream=stream) as model:

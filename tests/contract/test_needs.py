@@ -448,7 +448,7 @@ async def test_a_quota_that_is_nearly_used_up_is_told_to_its_participant_and_ope
 # -- all questions
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.full) for it in range(2, 6))])
 async def test_questions_are_those_that_reading_everything_finds_unanswered(seed: int, tmp_path: Path) -> None:
     """The test compares random histories, with a restart in between, with the log message by message."""
     chance = random.Random(seed)

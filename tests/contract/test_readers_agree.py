@@ -69,7 +69,7 @@ def check(network: RandomNetwork, agent_id: str, counts: Counter[str]) -> None:
     counts["messages compared"] += sum(map(len, expected.values()))
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", pytest.param("sqlite", marks=pytest.mark.full)])
 def test_whoever_may_read_something_is_shown_it_by_every_operation(
     tmp_path: Path, kind: str, note: Note, make_network: Callable[..., RandomNetwork]
 ) -> None:

@@ -72,7 +72,7 @@ def choose_read(network: RandomNetwork) -> Callable[[], Awaitable[Any]]:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_reads_from_memory_equal_reads_from_the_file(tmp_path: Path, seed: int) -> None:
     network = RandomNetwork(Random(seed), tmp_path / "team.db", 3)
     run, ledger, recalled = network.stepped.run, network.stepped.ledger, 0

@@ -241,7 +241,7 @@ async def _prove(folder: Path, note: Note, *, runs: int, sayings: int, points: i
 
 
 async def test_no_acknowledged_message_is_lost_by_power_loss(tmp_path: Path, note: Note) -> None:
-    await _prove(tmp_path, note, runs=1, sayings=3, points=20)
+    await _prove(tmp_path, note, runs=1, sayings=3, points=10)
 
 
 @pytest.mark.full

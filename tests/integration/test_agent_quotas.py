@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Answer, ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.network.client.values import Notice
 from roundelay.network.config import Limits
-from roundelay.simulation import Simulation, simulate
+from roundelay.simulation import Simulation, network, simulate
 
 
 def write_essay(request: ModelRequest) -> Answer:
@@ -68,5 +70,8 @@ async def live_two_days(simulation: Simulation) -> None:
     listening.cancel()
 
 
-def test_a_reaction_beyond_the_quota_ends_and_what_waited_is_answered_the_next_day() -> None:
+def test_a_reaction_beyond_the_quota_ends_and_what_waited_is_answered_the_next_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "START_MS", network.START_MS + 22 * 3_600_000)  # a whole day takes 4 seconds of CPU
     simulate(live_two_days, limits=Limits(bytes_per_day=12_000), horizon_s=200_000, operators=("mia",))

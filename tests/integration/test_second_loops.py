@@ -123,6 +123,7 @@ def test_a_network_is_used_in_the_loop_in_which_it_was_opened() -> None:
     loop.close()
 
 
+@pytest.mark.full
 def test_sessions_of_mcp_are_opened_anew() -> None:
     layer = McpServers({"time": ServerOptions(command=sys.executable, args=("-m", "mcp_server_time"))})
     model = ScriptedModel(lambda it: "Fine." if it.turn == 2 else call("time_get_current_time", timezone="UTC"))

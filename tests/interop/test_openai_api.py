@@ -507,11 +507,12 @@ OWN_PAYLOADS = (
 PLACES = {"choices[].message.content", "choices[].delta.content", "output[].content[].text"}
 
 
-async def test_no_text_becomes_another_message_an_event_or_somebody_elses_word() -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.full)])
+async def test_no_text_becomes_another_message_an_event_or_somebody_elses_word(step: int) -> None:
     """The test covers an agent's answer (which may quote others) and a client's history."""
     said, payloads = "", (*PAYLOADS, *OWN_PAYLOADS)
     async with desk(lambda request: said) as it:
-        for said in payloads:
+        for said in payloads[::step]:
             text = said.strip()
             plain = await it.chat("one", user="u")
             assert (plain.choices[0].message.role, plain.choices[0].message.content) == ("assistant", text)

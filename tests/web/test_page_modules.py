@@ -118,7 +118,7 @@ def _make_event(chance: random.Random, seq: int) -> dict[str, Any]:
             return {"type": "presence", "agent_id": agent, "state": chance.choice(["offline", "online", "online"])}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.full) for it in range(2, 12))])
 async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
     chance = random.Random(seed)
     events = [_make_event(chance, seq) for seq in range(1, 400)]
