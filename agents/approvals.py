@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -35,9 +35,10 @@ from roundelay.network.units import format_duration
 from .approval_rule import EffectiveRule
 from .inbox import Decision, find_decider, find_request, is_reported_by_network, read_decision
 from .isolation import retry_later
-from .journal import RecordClient, open_journal
+from .journal import open_journal
 from .reaction_ids import digest
 from .recorded import Approval, fetch_fates, fetch_records
+from .tool_client import ToolClient
 from .values import Scope, Vote
 
 _logger = logging.getLogger(__name__)
@@ -81,17 +82,6 @@ still open.
 
 class NobodyDecides(Exception):
     """Approval request that nobody can decide on: no person reads its thread, and there is no operator."""
-
-
-class Replier(Protocol):
-    """The method of `NetworkClient` that replies to messages."""
-
-    @property
-    def agent_id(self) -> str: ...
-
-    async def reply(self, message: AnyMessage, text: str, **options: Any) -> object: ...
-
-    async def send_text(self, agent_id: str, text: str, **options: Any) -> object: ...
 
 
 class RequestedCall(NamedTuple):
@@ -204,7 +194,7 @@ def join_names(names: Iterable[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-async def has_operators(client: RecordClient) -> bool:
+async def has_operators(client: NetworkClient) -> bool:
     """Return whether at least one operator is a person, because operators may decide on every call. Return False if the
     hub is too old to answer this question.
     """
@@ -214,7 +204,7 @@ async def has_operators(client: RecordClient) -> bool:
         return False
 
 
-async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
+async def find_people(client: NetworkClient, trigger: AnyMessage) -> set[str] | None:
     """Return the people who read the message's thread and may therefore decide. Return None if the hub does not support
     this question.
     """
@@ -229,7 +219,7 @@ async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | N
     return readers & people
 
 
-async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any:
+async def _ask(client: NetworkClient, op: str, args: Mapping[str, object]) -> Any:
     return await retry_later(lambda: client.call(op, args))
 
 
@@ -237,7 +227,7 @@ async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any
 
 
 async def find_standing(
-    client: RecordClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
+    client: NetworkClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
 ) -> Approval | None:
     """Return an earlier approval that covers this call: for this thread or for all threads, and given by at least
     ``needed`` people who may decide now.
@@ -251,7 +241,7 @@ async def find_standing(
     return None
 
 
-async def keep_standing(client: RecordClient, standing: Standing) -> None:
+async def keep_standing(client: NetworkClient, standing: Standing) -> None:
     """Record a standing approval or its withdrawal. A second call with the same values stores nothing."""
     # Record the withdrawal under its own id. The hub would reject it under the id of the approval.
     key = digest("standing", standing.seq, standing.is_withdrawn)
@@ -259,7 +249,7 @@ async def keep_standing(client: RecordClient, standing: Standing) -> None:
     await retry_later(record)
 
 
-async def _load_standing(client: RecordClient) -> list[Standing]:
+async def _load_standing(client: NetworkClient) -> list[Standing]:
     """Return all standing approvals, including withdrawn approvals, sorted by the time of the decision."""
     by_seq: dict[int, Standing] = {}
     for record in await fetch_records(partial(_ask, client), _place(client), client.agent_id):
@@ -272,7 +262,7 @@ async def _load_standing(client: RecordClient) -> list[Standing]:
     return list(by_seq.values())
 
 
-def _place(client: RecordClient) -> str:
+def _place(client: NetworkClient) -> str:
     """Return the id under which an agent's standing approvals are recorded. No reaction uses this id."""
     return digest("standing approvals", client.agent_id)
 
@@ -319,7 +309,7 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
 
 
 async def reply_to_decider(
-    client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
+    client: NetworkClient | ToolClient, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Answer a decision once, even if it is delivered again, in a thread that the person reads."""
     with suppress(IdConflict, LoopStopped):  # the answer was sent before a restart, or the conversation is stopped

@@ -39,14 +39,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
-from roundelay.network.client import Batched, NetworkClient
+from roundelay.network.client import NetworkClient
 from roundelay.network.client.stored_frames import make_record
 from roundelay.network.errors import ConnectError, RequestError, RoundelayError, Superseded
-from roundelay.network.frames import RecordFrame, SendFrame
 from roundelay.network.text import cut
 
 from .isolation import redact_error, retry_later
@@ -60,7 +59,7 @@ from .models.model import (
     Usage,
 )
 from .reaction_ids import derived_id, digest, path_of_call
-from .record_queue import RecordQueue, StoredWrite, Write
+from .record_queue import RecordQueue, Write
 from .recorded import RECORD_TYPES, Approval, LazyAdapter, Recorded, Started, fetch_records, read_records
 from .text import replace_surrogates
 from .values import (
@@ -111,19 +110,6 @@ def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
     return dropped
 
 
-class RecordClient(Protocol):
-    """The methods of `NetworkClient` that the journal uses."""
-
-    @property
-    def agent_id(self) -> str: ...
-
-    async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredWrite: ...
-
-    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched: ...
-
-    async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any: ...
-
-
 Store = Callable[[str, Mapping[str, object]], Mapping[str, object]]
 
 
@@ -131,7 +117,7 @@ Store = Callable[[str, Mapping[str, object]], Mapping[str, object]]
 class Journal:
     """Writes the records of one run. ``max_body_bytes`` is the hub's limit for one record."""
 
-    _client: RecordClient
+    _client: NetworkClient
     reaction: str
     _: KW_ONLY
     max_body_bytes: int = 262_144
@@ -156,7 +142,7 @@ class Journal:
         self.queue = RecordQueue(self._client, self.max_batch, self.max_body_bytes)
 
     @property
-    def client(self) -> RecordClient:
+    def client(self) -> NetworkClient:
         """Connection to the hub through which the journal writes."""
         return self._client
 
@@ -490,7 +476,7 @@ def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
     return fitting
 
 
-async def find_reporter(client: RecordClient) -> str:
+async def find_reporter(client: NetworkClient) -> str:
     """Return the agent's id if the hub notifies operators of the agent's faults, else an empty string.
 
     An older hub, or a hub without operators, notifies nobody. With such a hub, an answer must not claim that operators

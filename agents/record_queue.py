@@ -13,15 +13,18 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
-from roundelay.network.client.values import Batched
+from roundelay.network.client.values import Stored
 from roundelay.network.errors import IdConflict, RetryLater, RoundelayError
 from roundelay.network.frames import RecordFrame, SendFrame
 
 from .isolation import pause_hook_timer, wait_retry_delay
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
 
 MAX_DELAY_S = 0.05
 """Maximum time that a write waits for other writes of the same batch, in seconds. Readers see records later by this
@@ -34,24 +37,13 @@ _FRAME_BYTES = 512
 """Estimated size of a frame without its content, in bytes."""
 
 
-class StoredWrite(Protocol):
-    """The hub's response to a record or a message."""
-
-    @property
-    def duplicate(self) -> bool: ...
-
-
-class BatchClient(Protocol):
-    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched: ...
-
-
 @dataclass(slots=True, eq=False)
 class Write:
     """One record or message to store. With ``may_conflict``, it is no error if the hub already has other content under
     the same id. The earlier content stays.
     """
 
-    store: Callable[[], Awaitable[StoredWrite]]
+    store: Callable[[], Awaitable[Stored]]
     """Stores the write with a separate request."""
 
     make_frame: Callable[[], SendFrame | RecordFrame]
@@ -66,7 +58,7 @@ class Write:
 
     is_stored: bool = False
     is_duplicate: bool = False
-    stored: StoredWrite | None = None
+    stored: Stored | None = None
     error: Exception | None = None
     is_awaited: bool = False
     is_lost: bool = False
@@ -86,7 +78,7 @@ class Write:
         """Whether the hub refused this write itself, and not an earlier write."""
         return self.error is not None and not self.is_lost
 
-    def complete(self, stored: StoredWrite | None) -> None:
+    def complete(self, stored: Stored | None) -> None:
         """Mark the write as stored. ``stored`` is None if the hub has other content under the same id."""
         self.is_stored, self.stored = True, stored
         self.is_duplicate = stored is None or stored.duplicate
@@ -98,7 +90,7 @@ class RecordQueue:
     one frame. With a limit of 1, each write is stored separately.
     """
 
-    client: BatchClient
+    client: NetworkClient
     max_batch: int = 1
     max_bytes: int = 262_144
     is_held: bool = False

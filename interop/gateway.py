@@ -38,9 +38,10 @@ from .http.public_names import PublicNames
 from .http.requests import make_error_response
 from .mcp.server import make_mcp_server
 from .openai.api import make_openai_routes
+from .registrations import WebhookPace
 from .session_pool import SessionPool, read_authorization
 from .webhooks.api import make_webhook_endpoints
-from .webhooks.delivery import WebhookPace, Webhooks
+from .webhooks.delivery import Webhooks
 
 with needs("gateway"):
     import uvicorn

@@ -26,16 +26,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from roundelay.agents.features.memory import ask_for_summary
 from roundelay.agents.history import append_user_text, compact
 from roundelay.agents.middleware import Around, AskModel, CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
     Model,
-    ModelError,
     ModelReply,
     ModelRequest,
-    SystemMessage,
     ToolCall,
     ToolMessage,
     ToolSpec,
@@ -226,15 +225,8 @@ class ContextEngine(Middleware):
         """Ask the model for a summary. Return None if the model fails."""
         # Assume that a token has about 3 characters, so that the text to summarize fits into the limit.
         instruction = write_order(previous, blocks, max_chars=3 * self.limit, max_tokens=self._summary_tokens)
-        summary_request = replace(
-            request, messages=(SystemMessage(SUM_UP), UserMessage(instruction)), tools=(), tool_choice="auto"
-        )
-        try:
-            reply = await around.complete(self._model or around.agent.model, summary_request)
-        except ModelError as error:
-            _logger.warning("no summary", extra={"reaction": around.reaction, "reason": error.reason})
-            return None
-        return cut(reply.text, min(8 * self._summary_tokens, around.max_kept_chars)) if reply.text else None
+        text = await ask_for_summary(around, self._model, request, SUM_UP, instruction)
+        return cut(text, min(8 * self._summary_tokens, around.max_kept_chars)) if text else None
 
     # --- sizes
 

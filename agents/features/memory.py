@@ -173,15 +173,22 @@ class Memory(Middleware):
             summary = await outcome if inspect.isawaitable(outcome) else outcome
             return cut(replace_surrogates(summary), self._max_chars)
         order = write_order(so_far, messages, self._max_chars)
-        summary_request = replace(
-            request, messages=(SystemMessage(SUM_UP), UserMessage(order)), tools=(), tool_choice="auto"
-        )
-        try:
-            reply = await around.complete(self._model or around.agent.model, summary_request)
-        except ModelError as error:  # the next reaction will try to write the summary again
-            _logger.warning("no summary", extra={"reaction": around.reaction, "reason": error.reason})
-            return None
-        return cut(replace_surrogates(reply.text), self._max_chars) if reply.text else None
+        # If the model fails, the next reaction tries again to write the summary.
+        text = await ask_for_summary(around, self._model, request, SUM_UP, order)
+        return cut(replace_surrogates(text), self._max_chars) if text else None
+
+
+async def ask_for_summary(
+    around: Around, model: Model | None, request: ModelRequest, instruction: str, order: str
+) -> str | None:
+    """Ask a model, by default the agent's model, for a summary. Return None if the model fails."""
+    messages = (SystemMessage(instruction), UserMessage(order))
+    summary_request = replace(request, messages=messages, tools=(), tool_choice="auto")
+    try:
+        return (await around.complete(model or around.agent.model, summary_request)).text
+    except ModelError as error:
+        _logger.warning("no summary", extra={"reaction": around.reaction, "reason": error.reason})
+        return None
 
 
 _TOOLS = (search_history, read_history)

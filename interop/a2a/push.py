@@ -23,19 +23,15 @@ from typing import Any, Literal, Self, TypeAlias
 from msgspec import Struct
 
 from roundelay.interop.conversations import AgentAnswer, QuestionEnded, QuestionStored, TextPiece
-from roundelay.interop.json_store import JsonStore, NotStored
-from roundelay.interop.latest_task import LatestTasks
+from roundelay.interop.json_store import JsonStore
+from roundelay.interop.registrations import Registrations, WebhookPace
 from roundelay.interop.session_pool import Credentials, SessionPool
-from roundelay.interop.webhooks.delivery import NODE_RETRY_S, WebhookPace
 from roundelay.interop.webhooks.posts import PostAnswer, WebhookPoster, WebhookUrl
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import (
-    ConnectError,
     Forbidden,
     InvalidArguments,
-    RetryLater,
-    RoundelayError,
     TooLarge,
 )
 from roundelay.network.extras import needs
@@ -71,6 +67,7 @@ _WORD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _VISIBLE = re.compile(r"[!-~](?:[ -~]{0,4094}[!-~])?")
 _PUSH_ID = re.compile("[!-~]{1,128}")
 
+PushKey: TypeAlias = tuple[str, str, str, str]
 PushState: TypeAlias = Literal["on", "done", "paused", "gone"]
 
 
@@ -95,7 +92,7 @@ class Push(Struct):
     """Last state of the task that the receiver accepted, in the form of `_describe_state`."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> PushKey:
         return self.participant, self.agent_id, self.task_id, self.id
 
     def make_config(self) -> TaskPushNotificationConfig:
@@ -112,21 +109,21 @@ class StoredPushes(Struct):
     pushes: list[Push] = []
 
 
-class TaskPushes:
+class TaskPushes(Registrations[PushKey, Push]):
     """Push notifications of one gateway. Use this class with ``async with``, which locks the registration file.
 
     ``allowed_hosts`` lists private hosts to which posts may go, as for webhooks.
     """
 
+    noun = "push notification"
+
     def __init__(
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ) -> None:
+        super().__init__(pace)
         self._file = JsonStore(file, StoredPushes, StoredPushes(), "push notifications")
         self._allowed_hosts = allowed_hosts
-        self._pace = pace or WebhookPace()
         self._pool = SessionPool(node_url)
-        self._pushes: dict[tuple[str, str, str, str], Push] = {}
-        self._tasks = LatestTasks[tuple[str, str, str, str]]()
         self._turns: dict[str, asyncio.Event] = {}
         """Events that end the wait for the caller's reply, by thread id."""
 
@@ -138,15 +135,13 @@ class TaskPushes:
         # Store the key, because receivers cache the public key. Receivers verify posts with the cached key even after
         # the gateway has restarted.
         self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
-        self._pushes = {push.key: push for push in stored.pushes}
+        self._load(stored.pushes)
         if not stored.key:
             self._save()
-        for push in stored.pushes:
-            self._start(push)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._tasks.close()
+        await self._stop()
         await self._pool.__aexit__()
         self._file.close()
 
@@ -187,20 +182,20 @@ class TaskPushes:
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
         self._make_room(push)  # no await below this line: concurrent requests could exceed the limits
-        self._save_all({**self._pushes, push.key: push})
+        self._save_all({**self._entries, push.key: push})
         self._start(push)
         return push
 
     def list_of(self, task: TaskRecord) -> list[Push]:
         """Return the registrations for a task, oldest first."""
-        return [push for push in self._pushes.values() if push.key[:3] == (task.caller, task.agent_id, task.id)]
+        return [push for push in self._entries.values() if push.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
         """Remove a registration. Raises `NotStored` and changes nothing if the file cannot be written."""
         # Save before cancelling the background task. Otherwise a gateway that is killed in between would restore the
         # registration.
-        self._save_all({key: known for key, known in self._pushes.items() if key != push.key})
-        await self._tasks.cancel(push.key)
+        self._save_all({key: known for key, known in self._entries.items() if key != push.key})
+        await self._cancel(push.key)
 
     def notify(self, thread_id: str) -> None:
         """Wake the registrations for tasks in this thread, because the caller has sent a message there."""
@@ -212,7 +207,7 @@ class TaskPushes:
         """If the gateway has reached its limit, drop the oldest finished registration. Raises `TooLarge` if no
         registration is finished, or if the task or the caller has reached its own limit.
         """
-        others = [other for other in self._pushes.values() if other.key != push.key]
+        others = [other for other in self._entries.values() if other.key != push.key]
         if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:
             raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the maximum. Delete one.")
         if sum(other.participant == push.participant and other.state == "on" for other in others) >= MAX_OF_CALLER:
@@ -223,28 +218,9 @@ class TaskPushes:
             resting = [other for other in others if other.state != "on"]
             if not resting:
                 raise TooLarge(f"This gateway has {MAX_PUSHES} push notifications, the maximum.")
-            del self._pushes[min(resting, key=lambda other: other.created_at).key]
+            del self._entries[min(resting, key=lambda other: other.created_at).key]
 
     # --- posting
-
-    def _start(self, push: Push) -> None:
-        if push.state == "on":
-            self._tasks.start(push.key, lambda: self._serve_forever(push), f"push-{push.task_id}")
-
-    async def _serve_forever(self, push: Push) -> None:
-        """Serve one registration until its task has ended or the registration is paused. Failures of the node are
-        retried.
-        """
-        while True:
-            try:
-                return await self._serve(push)
-            except (ConnectError, RetryLater) as error:  # the node failed, not the receiver
-                _logger.warning("a push notification waits for the node: %s", error, extra={"task_id": push.task_id})
-            except RoundelayError as error:
-                return self._update(push, state="paused", why=str(error))
-            except Exception:
-                _logger.exception("a push notification failed and will be retried", extra={"task_id": push.task_id})
-            await asyncio.sleep(NODE_RETRY_S)
 
     async def _serve(self, push: Push) -> None:
         credentials = Credentials(push.participant, push.participant_token)
@@ -298,12 +274,7 @@ class TaskPushes:
                 self._update(push, state="gone", why=posted.reason)
                 return None
             case PostAnswer.REFUSED | PostAnswer.AWAY:
-                at = system_clock()
-                since = push.failing_since if push.failing_since is not None else at
-                self._update(push, why=posted.reason, failing_since=since)
-                if at - since > self._pace.give_up_s * 1000:
-                    self._update(push, state="paused")
-                return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
+                return self._note_failure(push, posted, failures)
 
     async def _wait_for_news(self, tasks: TaskLedger, task: TaskRecord) -> None:
         """Wait until the state of a task may have changed."""
@@ -327,42 +298,17 @@ class TaskPushes:
                     case _:
                         pass
 
-    def _update(self, push: Push, **changes: Any) -> None:
-        """Change fields of a registration in memory and in the file. A registration that was replaced stays
-        unchanged.
-        """
-        # A replaced registration may still have a post in flight. The result of that post must not change the new
-        # registration.
-        if self._pushes.get(push.key) is not push:
-            return
-        if all(getattr(push, name) == value for name, value in changes.items()):
-            return
-        state = push.state
-        for name, value in changes.items():
-            setattr(push, name, value)
-        try:
-            self._save()
-        except NotStored as error:  # after a restart, receivers recognize a repeated post by its id
-            _logger.warning(
-                "the state of a push notification could not be stored: %s", error, extra={"task_id": push.task_id}
-            )
-        if push.state not in (state, "done"):
-            details = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
-            _logger.warning("a push notification is %s: %s", push.state, push.why, extra=details)
+    def _get_key(self, push: Push) -> PushKey:
+        return push.key
 
-    def _save_all(self, pushes: dict[tuple[str, str, str, str], Push]) -> None:
-        before, self._pushes = self._pushes, pushes
-        try:
-            self._save()
-        except NotStored:
-            self._pushes = before
-            raise
+    def _describe(self, push: Push) -> dict[str, str]:
+        return {"agent_id": push.participant, "task_id": push.task_id}
 
     def _save(self) -> None:
         pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        self._file.save(StoredPushes(pem.decode(), list(self._pushes.values())))
+        self._file.save(StoredPushes(pem.decode(), list(self._entries.values())))
 
     @property
     def _key_id(self) -> str:

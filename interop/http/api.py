@@ -28,7 +28,7 @@ from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
 
 from .files import describe_paths
-from .requests import Refusal, make_error_response, read_json, run_while_connected
+from .requests import Refusal, make_error_response, read_json, read_query, run_while_connected
 
 with needs("gateway"):
     from starlette.requests import ClientDisconnect, Request
@@ -391,11 +391,7 @@ async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> Base
     """Read the body or the query of a request. Raises `ValidationError`, `TooLarge` or `InvalidFrame`."""
     shape: type[BaseModel] = endpoint.takes
     if endpoint.method != "POST":
-        # Refuse repeated parameters. A proxy may check one value, while this server uses the other.
-        names = [name for name, _ in request.query_params.multi_items()]
-        if len(set(names)) != len(names):
-            raise InvalidFrame("The query contains a parameter more than once.")
-        return shape.model_validate(dict(request.query_params))
+        return shape.model_validate(read_query(request))
     # Validate JSON strictly, because its values have types. Query parameters are text, so they were converted above.
     return shape.model_validate(await read_json(request), strict=True)
 

@@ -22,7 +22,7 @@ from roundelay.network.errors import InvalidArguments, InvalidFrame, RoundelayEr
 from roundelay.network.extras import needs
 from roundelay.network.file_references import FILE_ID_PATTERN
 
-from .requests import BODY_TIMEOUT_S, make_error_response
+from .requests import BODY_TIMEOUT_S, make_error_response, read_query
 
 with needs("gateway"):
     from starlette.requests import ClientDisconnect, Request
@@ -53,7 +53,7 @@ def make_file_routes(pool: SessionPool) -> list[Route]:
     """Return the routes for uploading, downloading and deleting files."""
 
     async def upload(request: Request) -> Response:
-        query = NewFile.model_validate(_read_query(request))
+        query = NewFile.model_validate(read_query(request))
         credentials = read_authorization(request.headers.get("authorization"))
         # Derive the upload id from the key. A retry with the same key then continues the same upload instead of storing
         # a second one.
@@ -62,12 +62,12 @@ def make_file_routes(pool: SessionPool) -> list[Route]:
         return JSONResponse(await _receive(pool, credentials, request, upload_id, query), 201)
 
     async def download(request: Request) -> Response:
-        query = FileQuery.model_validate(_read_query(request))
+        query = FileQuery.model_validate(read_query(request))
         credentials = read_authorization(request.headers.get("authorization"))
         return await _send(pool, credentials, request, query)
 
     async def delete(request: Request) -> Response:
-        FileQuery.model_validate(_read_query(request))
+        FileQuery.model_validate(read_query(request))
         async with pool.session(read_authorization(request.headers.get("authorization"))) as client:
             return JSONResponse(await client.call("files.delete", {"file": request.path_params["file"]}))
 
@@ -101,14 +101,6 @@ def make_file_routes(pool: SessionPool) -> list[Route]:
         assert route.methods is not None
         route.methods.discard("HEAD")
     return routes
-
-
-def _read_query(request: Request) -> dict[str, str]:
-    names = [name for name, _ in request.query_params.multi_items()]
-    # Refuse repeated parameters. A proxy may check one value, while this server uses the other.
-    if len(set(names)) != len(names):
-        raise InvalidFrame("The query contains a parameter more than once.")
-    return dict(request.query_params)
 
 
 async def _receive(

@@ -100,6 +100,15 @@ def format_retry_after(delay_ms: int) -> str:
     return str(max(1, math.ceil(delay_ms / 1000)))
 
 
+def read_query(request: Request) -> dict[str, str]:
+    """Return the query of a request. Raises `InvalidFrame`."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    # Refuse repeated parameters. A proxy may check one value, while this server uses the other.
+    if len(set(names)) != len(names):
+        raise InvalidFrame("The query contains a parameter more than once.")
+    return dict(request.query_params)
+
+
 async def read_json(request: Request) -> Any:
     """Read a body that contains any JSON that the ledger can store. Raises `TooLarge`, `InvalidFrame` and
     `ClientDisconnect`.

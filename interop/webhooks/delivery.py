@@ -16,7 +16,6 @@ import logging
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,18 +23,14 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from roundelay.interop.json_store import JsonStore, NotStored
-from roundelay.interop.latest_task import LatestTasks
+from roundelay.interop.json_store import JsonStore
+from roundelay.interop.registrations import Registrations, WebhookPace
 from roundelay.interop.session_pool import Credentials
-from roundelay.network.backoff import Backoff
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import (
-    ConnectError,
     Forbidden,
     InvalidArguments,
-    RetryLater,
-    RoundelayError,
     TooLarge,
     UnknownMessage,
 )
@@ -50,29 +45,12 @@ at a time.
 """
 PAGE = 20
 WAIT_MS = 25_000
-NODE_RETRY_S = 5.0
-DELIVERY_BACKOFF = Backoff(5.0, 3600.0, factor=6.0)
 MAX_DEAD_IN_ROW = 3
 """Number of consecutive dead letters after which a webhook is paused. After so many failures, the receiver is probably
 broken, not the messages.
 """
 
 State = Literal["on", "paused", "gone"]
-
-
-@dataclass(frozen=True)
-class WebhookPace:
-    """Delays between attempts to reach a receiver."""
-
-    backoff: Backoff = DELIVERY_BACKOFF
-    give_up_s: float = 3 * 86_400.0
-    """Time after which a webhook is paused if its receiver has accepted nothing, in seconds."""
-
-    def find_delay_s(self, failures: int, wanted_s: float) -> float:
-        """Return the delay after ``failures`` consecutive failures, in seconds. A receiver may request a longer delay
-        (``wanted_s``), up to the maximum of the backoff.
-        """
-        return max(self.backoff.delay_s(failures), min(wanted_s, self.backoff.max_s))
 
 
 class Registration(Struct):
@@ -95,33 +73,29 @@ class Registration(Struct):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in hidden}
 
 
-class Webhooks:
+class Webhooks(Registrations[str, Registration]):
     """The webhooks of one gateway. Use this class as ``async with Webhooks(...) as webhooks``, which locks the file.
 
     URLs with a host in ``allowed_hosts`` may have a private address and may use http://.
     """
 
+    noun = "webhook"
+
     def __init__(
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ):
+        super().__init__(pace)
         self._url = node_url
         self._file = JsonStore(file, list[Registration], [], "webhooks")
         self._allowed_hosts = allowed_hosts
-        self._pace = pace or WebhookPace()
-        self._webhooks: dict[str, Registration] = {}
-        self._tasks = LatestTasks[str]()
 
     async def __aenter__(self) -> Self:
         """Lock and read the file. Raises `ConfigError` if the file is invalid or another gateway uses it."""
-        registrations = self._file.open()
-        self._webhooks = {webhook.participant: webhook for webhook in registrations}
-        for webhook in registrations:
-            if webhook.state == "on":
-                self._start(webhook)
+        self._load(self._file.open())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._tasks.close()
+        await self._stop()
         self._file.close()
 
     # --- requests of callers
@@ -141,10 +115,10 @@ class Webhooks:
         await self.check(url, chosen)
         # Do not await below this line. Otherwise concurrent registrations could exceed the limit.
         agent_id = credentials.agent_id
-        if agent_id not in self._webhooks and len(self._webhooks) >= MAX_WEBHOOKS:
+        if agent_id not in self._entries and len(self._entries) >= MAX_WEBHOOKS:
             raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the maximum. Remove one.")
         webhook = Registration(agent_id, credentials.token, url, chosen, system_clock())
-        self._save_all({**self._webhooks, agent_id: webhook})
+        self._save_all({**self._entries, agent_id: webhook})
         self._start(webhook)
         return chosen
 
@@ -157,7 +131,7 @@ class Webhooks:
 
     def find(self, agent_id: str) -> Registration:
         """Return a participant's webhook. Raises `UnknownMessage` if the participant has no webhook."""
-        webhook = self._webhooks.get(agent_id)
+        webhook = self._entries.get(agent_id)
         if webhook is None:
             raise UnknownMessage(
                 f"{agent_id} has no webhook here. Register one with roundelay webhook add, or POST /v1/webhook."
@@ -165,14 +139,14 @@ class Webhooks:
         return webhook
 
     def list_all(self) -> list[dict[str, Any]]:
-        return [webhook.describe() for _, webhook in sorted(self._webhooks.items())]
+        return [webhook.describe() for _, webhook in sorted(self._entries.items())]
 
     async def remove(self, agent_id: str) -> None:
         """Remove a webhook. Raises `UnknownMessage` or `NotStored`. After an error, all registrations are unchanged."""
         self.find(agent_id)
         # Save first. Otherwise a gateway that is killed here would restore the removed webhook.
-        self._save_all({name: webhook for name, webhook in self._webhooks.items() if name != agent_id})
-        await self._tasks.cancel(agent_id)
+        self._save_all({name: webhook for name, webhook in self._entries.items() if name != agent_id})
+        await self._cancel(agent_id)
 
     def resume(self, agent_id: str) -> Registration:
         """Post again at once, even if the webhook is waiting or paused. Raises `UnknownMessage`."""
@@ -191,22 +165,6 @@ class Webhooks:
             return await poster.post(f"test_{secrets.token_hex(16)}", value)
 
     # --- posting
-
-    def _start(self, webhook: Registration) -> None:
-        self._tasks.start(webhook.participant, lambda: self._serve_forever(webhook), f"webhook-{webhook.participant}")
-
-    async def _serve_forever(self, webhook: Registration) -> None:
-        """Serve one webhook until it is cancelled or paused. Failures of the node are retried."""
-        while True:
-            try:
-                return await self._serve(webhook)
-            except (ConnectError, RetryLater) as error:  # the node failed, not the receiver
-                _logger.warning("a webhook waits for the node: %s", error, extra={"agent_id": webhook.participant})
-            except RoundelayError as error:
-                return self._update(webhook, state="paused", why=str(error))
-            except Exception:
-                _logger.exception("a webhook failed and will be retried", extra={"agent_id": webhook.participant})
-            await asyncio.sleep(NODE_RETRY_S)
 
     async def _serve(self, webhook: Registration) -> None:
         async with AsyncExitStack() as stack:
@@ -271,34 +229,16 @@ class Webhooks:
                 self._update(webhook, state="gone", why=posted.reason)
                 return None
             case PostAnswer.AWAY:
-                now = system_clock()
-                since = webhook.failing_since if webhook.failing_since is not None else now
-                self._update(webhook, why=posted.reason, failing_since=since)
-                if now - since > self._pace.give_up_s * 1000:
-                    self._update(webhook, state="paused")
-                return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
+                return self._note_failure(webhook, posted, failures)
 
-    def _update(self, webhook: Registration, **changes: Any) -> None:
-        """Change fields of a registration in memory and in the file."""
-        if all(getattr(webhook, name) == value for name, value in changes.items()):
-            return
-        state = webhook.state
-        for name, value in changes.items():
-            setattr(webhook, name, value)
-        try:
-            self._save_all(self._webhooks)
-        except NotStored as error:  # the next attempt computes the same state again
-            details = {"agent_id": webhook.participant}
-            _logger.warning("the state of a webhook could not be stored: %s", error, extra=details)
-        if webhook.state != state:
-            level = logging.INFO if webhook.state == "on" else logging.WARNING
-            details = {"agent_id": webhook.participant, "state": webhook.state}
-            _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
+    def _get_key(self, webhook: Registration) -> str:
+        return webhook.participant
 
-    def _save_all(self, webhooks: dict[str, Registration]) -> None:
-        # Save before the change in memory. If the write fails, nothing has changed.
-        self._file.save(list(webhooks.values()))
-        self._webhooks = webhooks
+    def _describe(self, webhook: Registration) -> dict[str, str]:
+        return {"agent_id": webhook.participant}
+
+    def _save(self) -> None:
+        self._file.save(list(self._entries.values()))
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -9,13 +9,14 @@ exceptions, and `apply` converts them to answers.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import assert_never
 
 from msgspec import UNSET
 
 from roundelay.network.addresses import thread_start
 from roundelay.network.errors import Forbidden, RoundelayError
-from roundelay.network.frames import Follows
+from roundelay.network.frames import Follows, encode
 
 from .calls import apply_mod_entry, apply_operate, call_keys
 from .change import ChangeSet, refuse_entry, refuse_over_budget
@@ -24,6 +25,7 @@ from .due_times import apply_due_time
 from .entries import (
     AnsweredEntry,
     BindCredentials,
+    Effect,
     EndTakeover,
     Entry,
     Group,
@@ -41,16 +43,17 @@ from .entries import (
     SaveAckCursors,
     Send,
     SessionLost,
+    SessionReply,
 )
 from .failures import apply_lost, apply_nack, save_ack_cursors
 from .faults import apply_ended
-from .groups import apply_group
 from .joining import CLOSE_CODES, apply_join, bind_credentials
 from .mod import list_named_seqs
 from .reactions import apply_record
+from .rows import Row
 from .sending import Rules, apply_send
 from .state import State
-from .tables import Facts, LookupRequest
+from .tables import Facts, LookupRequest, TableWrite
 from .takeover_control import apply_end_takeover
 
 
@@ -144,7 +147,7 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             case Record():
                 return apply_record(rules, state, facts, entry)
             case Group():
-                return apply_group(rules, state, facts, entry, _apply)
+                return _apply_group(rules, state, facts, entry)
             case Operate():
                 return apply_operate(rules, state, facts, entry)
             case RefusedFrame():
@@ -191,3 +194,44 @@ def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outc
     # Count after the hooks, because the sender pays for everything that the mods stored because of the message.
     change.count_stored()
     return change.outcome(*sent.effects)
+
+
+_STORED = b'{"type":"stored"'
+
+
+def _apply_group(rules: Rules, state: State, facts: Facts, group: Group) -> Outcome:
+    """Return the outcome of a ``batch``: several messages and records of one session, in one commit.
+
+    The entries are decided in order, and each entry sees the outcomes of the entries before it. The first refusal ends
+    the batch. So no entry depends on an entry that was not stored. The client gets one answer.
+    """
+    draft = state.draft()
+    # Overlay the maps: a repeated id or a reply within the batch must find the rows of earlier entries.
+    keys, heads = ChainMap({}, facts.stored), ChainMap({}, facts.heads)
+    seen = Facts(keys, heads, facts.cold, facts.damaged)
+    rows: list[Row] = []
+    writes: list[TableWrite] = []
+    effects: list[Effect] = []
+    stored: list[bytes] = []
+    refusal = b""
+    for entry in group.entries:
+        outcome = _apply(rules, draft, seen, entry)
+        draft.apply_outcome(outcome)
+        for row in outcome.rows:
+            if row.key:
+                keys[row.actor, row.key] = row
+            if row.head is not None:
+                heads[row.seq] = row.head
+        rows += outcome.rows
+        writes += outcome.writes
+        for effect in outcome.effects:
+            if not isinstance(effect, SessionReply):
+                effects.append(effect)
+            elif effect.data.startswith(_STORED):
+                stored.append(effect.data)
+            else:
+                refusal = b',"error":' + effect.data
+        if refusal:
+            break
+    answer = b'{"type":"batched","batch_id":%b,"stored":[%b]%b}' % (encode(group.batch_id), b",".join(stored), refusal)
+    return Outcome(rows, writes, (SessionReply(group.origin.session_id, answer), *effects))

@@ -21,13 +21,11 @@ from . import (
     explaining,
     inbox,
     memories,
-    node_agents,
     open_items,
     operators,
     reactions,
     read_state,
     receiving,
-    screens,
     searching,
     views,
 )
@@ -66,7 +64,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     receiving.nack,
     receiving.receive,
     memories.memory,
-    screens.screens,
+    conversation.screens,
     searching.search,
     views.history,
     views.impact,
@@ -84,8 +82,8 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
     operators.rows,
     operators.status,
     operators.stopped,
-    node_agents.control_agent,
-    node_agents.node_agents,
+    operators.control_agent,
+    operators.node_agents,
 )
 
 

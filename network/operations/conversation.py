@@ -521,3 +521,13 @@ async def _reaction_status(reading: Reading, agent_id: str, started: ReactionSta
         status = body.get("status") if isinstance(body, dict) else None
         return status if status in ("stopped", "cancelled", "failed") else "finished"
     return "finished"  # retention has deleted the records of the reaction
+
+
+async def screens(reading: Reading) -> dict[str, Any]:
+    """List the screens that this hub's mods describe, in the order of the node's `mods`. A client draws them with the
+    operations that they name."""
+    return {
+        "screens": [
+            {**msgspec.to_builtins(screen), "mod": mod.id} for mod in reading.hub.mods for screen in mod.screens
+        ]
+    }

@@ -28,13 +28,13 @@ from roundelay.network.core.tables import Attempt, AttemptCount, DeadLetter, Log
 from roundelay.network.core.takeover_control import end_takeover
 from roundelay.network.core.uncaused_answers import has_person_written
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
-from roundelay.network.frames import Kind, Seq, is_id
+from roundelay.network.frames import ID_PATTERN, Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
 from roundelay.network.units import DAY_MS
 
 from .conversation import PageLimit
 from .paging import take_page
-from .reading import Reading, resolve_owner
+from .reading import AgentAction, Reading, resolve_owner
 from .views import Limit
 
 
@@ -417,3 +417,27 @@ async def _read_log(reading: Reading, after: int, limit: int) -> tuple[list[Row]
     damaged = [row.seq for row in rows if row.is_damaged]
     end: dict[str, Any] = {"next": rows[-1].seq if rows else after, "head": head}
     return rows, end | ({"damaged": damaged} if damaged else {})
+
+
+async def node_agents(reading: Reading) -> dict[str, Any]:
+    """The agents that this node runs: the state of each process, and whether its file has changed."""
+    supervisor = reading.hub.supervisor
+    return {"agents": [] if supervisor is None else supervisor.list_agents()}
+
+
+async def control_agent(
+    reading: Reading, *, agent_id: Annotated[str, Meta(pattern=ID_PATTERN)], action: AgentAction
+) -> dict[str, Any]:
+    """Start, stop, restart or reload the process of an agent that this node runs. `reload` applies the agent's changed
+    file. A file with errors is refused."""
+    supervisor = reading.hub.supervisor
+    if supervisor is None:
+        raise InvalidArguments("This node runs no agents. Stop or start the agent where it was started.")
+    if reading.place is None:
+        return await supervisor.control(agent_id, action)
+    # Release this read's share of the read budget, because starting a process takes seconds.
+    reading.place.release()
+    try:
+        return await supervisor.control(agent_id, action)
+    finally:
+        await reading.place.acquire()

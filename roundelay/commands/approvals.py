@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import SEQ, ask_hub, identity_options, join, json_option, run
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import list_answer, show
 
 if TYPE_CHECKING:
     from roundelay.network.client import Stored
@@ -45,7 +45,7 @@ def list_waiting(as_json: bool) -> None:
 def _show_waiting(*, as_json: bool) -> None:
     from roundelay.runs.approvals import format_until, list_requests
 
-    show_list(
+    list_answer(
         {"approvals": [it.to_json() for it in ask_hub(list_requests)]},
         {
             "REQUEST": lambda it: f"#{it['seq']}",
@@ -60,7 +60,6 @@ def _show_waiting(*, as_json: bool) -> None:
         },
         empty="Nothing waits for a decision.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import identity_options, join, json_option, run
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import show_answer, show_list
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -40,7 +40,7 @@ def call(op: str | None, arguments: tuple[str, ...], as_json: bool) -> None:
         )
         return
     value = run(_call(op, arguments))
-    show(value, lambda _: describe_value(value), as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: describe_value(value), as_json=as_json)
 
 
 async def _list() -> list[dict[str, Any]]:

@@ -8,25 +8,15 @@ from typing import Any
 
 import click
 
-from roundelay.commands.options import Function, identity_options, join, json_option, run
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.mod_calls import ListingGroup, call_options, list_pages
+from roundelay.commands.options import join, run
+from roundelay.commands.output import list_answer, show
 from roundelay.display.text import format_day
 
 
-class FilesGroup(click.Group):
-    """The command ``roundelay files``, which lists files if no subcommand is given."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
-
-
-@click.group(cls=FilesGroup, short_help="List, store and fetch files.")
+@click.group(cls=ListingGroup, short_help="List, store and fetch files.")
 def files() -> None:
     """List, store and fetch the files of the mod `files`. A file has an id such as f-e5de420e26b-c230542c."""
-
-
-def call_options(function: Function) -> Function:
-    return json_option(identity_options(function))
 
 
 @files.command("list", short_help="List files.")
@@ -36,8 +26,8 @@ def list_files(as_json: bool, thread: str | None) -> None:
     """List the files that you may read, newest first."""
     from roundelay.network.units import format_file_size
 
-    show_list(
-        {"files": run(_list(thread))},
+    list_answer(
+        {"files": list_pages("files.list", "files", thread_id=thread)},
         {
             "FILE": lambda it: it["file"],
             "NAME": lambda it: it["name"],
@@ -48,20 +38,7 @@ def list_files(as_json: bool, thread: str | None) -> None:
         },
         empty="There are no files. `roundelay files put PATH` stores one.",
         as_json=as_json,
-        print_value=print_answer,
     )
-
-
-async def _list(thread: str | None) -> list[dict[str, Any]]:
-    args: dict[str, Any] = {} if thread is None else {"thread_id": thread}
-    found: list[dict[str, Any]] = []
-    async with join(as_person=True) as client:
-        while True:
-            page = await client.call("files.list", args)
-            found += page["files"]
-            if not page["has_more"]:
-                return found
-            args["after"] = page["next"]
 
 
 @files.command(short_help="Store a file, and send it.")

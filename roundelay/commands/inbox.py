@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from roundelay.commands.options import identity_options, join, json_option, run
-from roundelay.commands.output import print_answer, show_list
+from roundelay.commands.output import list_answer
 from roundelay.display.text import format_day
 
 MAX_LISTED = 1000
@@ -25,7 +25,7 @@ def inbox(limit: int, as_json: bool) -> None:
 
     The list has calls to decide on, unanswered questions, failed messages, stopped conversations and spent budgets.
     """
-    show_list(
+    list_answer(
         {"items": run(_read(limit))},
         {
             "WHAT": lambda it: IN_WORDS.get(it["kind"], it["kind"]),
@@ -37,7 +37,6 @@ def inbox(limit: int, as_json: bool) -> None:
         },
         empty="Nothing waits for you.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 

@@ -26,7 +26,7 @@ def call_options(function: Function) -> Function:
 
 def call_mod(op: str, **args: Any) -> Any:
     """Call an operation as the login user or as ``--as``, and return its result. Arguments that are None, False or
-    empty are not sent."""
+    an empty tuple are not sent."""
 
     async def call() -> Any:
         async with join(as_person=True) as client:
@@ -36,23 +36,21 @@ def call_mod(op: str, **args: Any) -> Any:
 
 
 def list_pages(op: str, name: str, key: str = "", **args: Any) -> list[Any]:
-    """Return all entries of a listing operation, page by page. The next page starts after the ``after`` field of the
-    page, or after the ``key`` field of the page's last entry."""
+    """Return all entries of a listing operation, page by page. The next page starts after the ``next`` or ``after``
+    field of the page, or after the ``key`` field of the page's last entry. Empty arguments are not sent."""
 
     async def read() -> list[Any]:
-        entries: list[Any] = []
+        entries, wanted = [], {name: value for name, value in _given(args).items() if value != ""}
         async with join(as_person=True) as client:
-            after, has_more = 0, True
-            while has_more:
-                page = await client.call(op, {**_given(args), "after": after})
+            while True:
+                page = await client.call(op, wanted)
                 entries += page[name]
-                has_more = page["has_more"]
-                if has_more:
-                    after = page[name][-1][key] if key else page["after"]
-        return entries
+                if not page["has_more"]:
+                    return entries
+                wanted["after"] = page[name][-1][key] if key else page.get("next", page.get("after"))
 
     return run(read())
 
 
 def _given(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in args.items() if value not in (None, False, "", ())}
+    return {name: value for name, value in args.items() if value not in (None, False, ())}

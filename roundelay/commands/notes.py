@@ -6,30 +6,19 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import Function, identity_options, join, json_option, run
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.mod_calls import ListingGroup, call_mod, call_options, list_pages
+from roundelay.commands.output import list_answer, print_answer, show_answer
 from roundelay.display.text import format_day, sanitize, sanitize_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 NOTE = click.argument("note", metavar="THREAD/NAME")
 
 
-class NotesGroup(click.Group):
-    """The command ``roundelay notes``, which lists notes if no subcommand is given."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
-
-
-@click.group(cls=NotesGroup, short_help="List, read and write shared notes.")
+@click.group(cls=ListingGroup, short_help="List, read and write shared notes.")
 def notes() -> None:
     """List, read and write the notes of the mod `notes`. A note belongs to a thread, and its id is THREAD/NAME."""
-
-
-def call_options(function: Function) -> Function:
-    return json_option(identity_options(function))
 
 
 @notes.command("list", short_help="List notes.")
@@ -37,9 +26,8 @@ def call_options(function: Function) -> Function:
 @call_options
 def list_notes(as_json: bool, thread: str | None) -> None:
     """List the notes that you may read."""
-    found = run(_list_all("notes.list", "notes", _given(thread_id=thread)))
-    show_list(
-        {"notes": found},
+    list_answer(
+        {"notes": list_pages("notes.list", "notes", "note", thread_id=thread)},
         {
             "NOTE": lambda it: it["note"],
             "VERSION": lambda it: it["version"],
@@ -51,7 +39,6 @@ def list_notes(as_json: bool, thread: str | None) -> None:
         },
         empty="There are no notes. `roundelay notes create THREAD/NAME FILE` creates one.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -63,8 +50,8 @@ def list_notes(as_json: bool, thread: str | None) -> None:
 @call_options
 def show_note(note: str, as_json: bool, version: int | None, heading: str | None, sources: bool) -> None:
     """Show the text of a note."""
-    value = run(_call("notes.read", _given(note=note, version=version, heading=heading, sources=sources)))
-    show(value, lambda _: _describe(value), as_json=as_json, print_value=print_answer)
+    value = call_mod("notes.read", note=note, version=version, heading=heading, sources=sources)
+    show_answer(value, lambda _: _describe(value), as_json=as_json)
 
 
 def _describe(value: dict[str, Any]) -> Iterable[str]:
@@ -87,8 +74,9 @@ def create_note(note: str, file: IO[str], as_json: bool, owned: bool) -> None:
     thread, slash, name = note.partition("/")
     if not slash:
         raise click.UsageError(f"{note!r} is not the id of a note. Write THREAD/NAME, such as channel:dev/plan.")
-    args = {"thread_id": thread, "name": name, "text": file.read(), "access": "owner" if owned else "open"}
-    _show_change(run(_call("notes.create", args)), as_json=as_json)
+    access = "owner" if owned else "open"
+    value = call_mod("notes.create", thread_id=thread, name=name, text=file.read(), access=access)
+    _show_change(value, as_json=as_json)
 
 
 @notes.command("write", short_help="Replace the text of a note.")
@@ -98,7 +86,7 @@ def create_note(note: str, file: IO[str], as_json: bool, owned: bool) -> None:
 @call_options
 def write_note(note: str, file: IO[str], as_json: bool, expected: int) -> None:
     """Replace the text of a note with FILE, or stdin. If the note has changed since, nothing is stored."""
-    value = run(_call("notes.write", {"note": note, "text": file.read(), "expected_version": expected}))
+    value = call_mod("notes.write", note=note, text=file.read(), expected_version=expected)
     _show_change(value, as_json=as_json)
 
 
@@ -109,7 +97,7 @@ def write_note(note: str, file: IO[str], as_json: bool, expected: int) -> None:
 @call_options
 def append_note(note: str, text: str, as_json: bool, heading: str | None) -> None:
     """Add a paragraph at the end of a note or of a section."""
-    _show_change(run(_call("notes.append", _given(note=note, text=text, heading=heading))), as_json=as_json)
+    _show_change(call_mod("notes.append", note=note, text=text, heading=heading), as_json=as_json)
 
 
 @notes.command("history", short_help="List the versions of a note.")
@@ -117,8 +105,8 @@ def append_note(note: str, text: str, as_json: bool, heading: str | None) -> Non
 @call_options
 def note_history(note: str, as_json: bool) -> None:
     """List the versions of a note, newest first."""
-    value = run(_call("notes.history", {"note": note, "limit": 200}))
-    show_list(
+    value = call_mod("notes.history", note=note, limit=200)
+    list_answer(
         {"versions": value["versions"]},
         {
             "VERSION": lambda it: it["version"],
@@ -129,7 +117,6 @@ def note_history(note: str, as_json: bool) -> None:
         },
         empty="There are no versions.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -140,9 +127,9 @@ def note_history(note: str, as_json: bool) -> None:
 @call_options
 def diff_note(note: str, version: int, to_version: int | None, as_json: bool) -> None:
     """Show the difference from VERSION to TO_VERSION, or to the current version."""
-    value = run(_call("notes.diff", _given(note=note, version=version, to_version=to_version)))
+    value = call_mod("notes.diff", note=note, version=version, to_version=to_version)
     lines = sanitize_lines(value["diff"]) if value["diff"] else ["The two versions are equal."]
-    show(value, lambda _: lines, as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: lines, as_json=as_json)
 
 
 @notes.command("search", short_help="Find notes by their words.")
@@ -150,9 +137,9 @@ def diff_note(note: str, version: int, to_version: int | None, as_json: bool) ->
 @call_options
 def search_notes(words: tuple[str, ...], as_json: bool) -> None:
     """Find the notes that contain all WORDS."""
-    found = run(_list_all("notes.search", "notes", {"query": " ".join(words)}))
+    found = list_pages("notes.search", "notes", query=" ".join(words))
     columns = {"NOTE": lambda it: it["note"], "LINE": lambda it: next(iter(it["lines"]), "")}
-    show_list({"notes": found}, columns, empty="Nothing was found.", as_json=as_json, print_value=print_answer)
+    list_answer({"notes": found}, columns, empty="Nothing was found.", as_json=as_json)
 
 
 def _show_change(value: dict[str, Any], *, as_json: bool) -> None:
@@ -164,29 +151,8 @@ def _show_change(value: dict[str, Any], *, as_json: bool) -> None:
         raise click.ClickException(
             f"{value['note']} has version {value['version']} by now, so nothing was stored. Apply your change to that version."
         )
-    show(
+    show_answer(
         value,
         lambda _: [sanitize(f"{value['note']} has version {value['version']}.")],
         as_json=as_json,
-        print_value=print_answer,
     )
-
-
-def _given(**args: Any) -> dict[str, Any]:
-    return {name: value for name, value in args.items() if value is not None and value is not False}
-
-
-async def _call(op: str, args: dict[str, Any]) -> Any:
-    async with join(as_person=True) as client:
-        return await client.call(op, args)
-
-
-async def _list_all(op: str, name: str, args: dict[str, Any]) -> Sequence[Any]:
-    entries: list[Any] = []
-    async with join(as_person=True) as client:
-        while True:
-            page = await client.call(op, args)
-            entries += page[name]
-            if not page["has_more"]:
-                return entries
-            args = {**args, "after": page.get("next") or page[name][-1]["note"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,6 +67,10 @@ def show_list(
     rows = [[read(it) for read in columns.values()] for it in entries]
     describe = draw_table(list(columns), rows) if rows else lambda _: [empty]
     show(listed, describe, as_json=as_json, print_value=print_value)
+
+
+show_answer = partial(show, print_value=print_answer)
+list_answer = partial(show_list, print_value=print_answer)
 
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
