@@ -141,7 +141,7 @@ class BareClient:
 
 
 async def read_without_pongs(node: Node, agent_id: str) -> int | None:
-    """Read everything and send no pongs, until the hub closes the connection. Return its close code."""
+    """Read everything and send no pongs, until the hub closes the connection. Return the close code."""
     client = await BareClient.open(node, agent_id)
     client.answers_pings = False
     try:

@@ -635,7 +635,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 async def plain_connection(
     node: Node,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, HubConnection]]:
-    """Open a WebSocket whose frames a test writes byte by byte. Yield its streams and the hub's end."""
+    """Open a WebSocket whose frames a test writes byte by byte. Yield the socket's streams and the hub's end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port, limit=1024)
     try:
         writer.write(HANDSHAKE)

@@ -19,7 +19,7 @@ async def bob(node: Node) -> WireSession:
 
 
 async def poison(alice: WireSession, bob: WireSession, content: str = "poison") -> int:
-    """Send a message that bob refuses five times. Return its seq."""
+    """Send a message that bob refuses five times. Return the message's seq."""
     stored = await alice.send("agent:bob", content)
     for _ in range(5):
         await bob.expect("deliver")

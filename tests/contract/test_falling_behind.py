@@ -42,7 +42,7 @@ async def say(alice: WireSession, number: int) -> int:
 
 
 async def handle(session: WireSession, *, only: bool = False) -> int:
-    """Read the next delivery and acknowledge it. Return its seq."""
+    """Read the next delivery and acknowledge it. Return the message's seq."""
     seq: int = (await session.delivery())["message"]["seq"]
     await session.ack(seq, only=only)
     return seq

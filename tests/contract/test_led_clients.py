@@ -31,8 +31,8 @@ from tests.support.wire import make_token
 
 @asynccontextmanager
 async def follower(*leaders: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """Run a node that refuses each connection and names one leader after the other. Yield its URL and the requested
-    paths.
+    """Run a node that refuses each connection and names one leader after the other. Yield the node's URL and the
+    requested paths.
     """
     asked = list[str]()
 
@@ -74,8 +74,8 @@ async def test_what_is_no_address_is_not_gone_to(leader: str) -> None:
 async def deposed(
     reason: str, tls: ssl.SSLContext | None = None, port: int = 0, epoch: str = "e"
 ) -> AsyncIterator[tuple[str, list[str]]]:
-    """Run a node that welcomes clients. With a ``reason``, it ends each session like a deposed leader. Yield its URL
-    and the IDs that joined.
+    """Run a node that welcomes clients. With a ``reason``, it ends each session like a deposed leader. Yield the
+    node's URL and the IDs that joined.
     """
     joined = list[str]()
 

@@ -285,7 +285,7 @@ async def test_a_person_that_is_a_program_lets_nobody_go_on_for_ever() -> None:
 
 
 async def stop(node: Node, mia: WireSession, bob: WireSession) -> int:
-    """Let a conversation of mia with bob use up its budget of 3. Return its root."""
+    """Let a conversation of mia with bob use up its budget of 3. Return the conversation's root."""
     root: int = (await mia.send("agent:bob", "go"))["seq"]
     for number in range(2):
         await bob.send("agent:mia", number, cause=root)

@@ -350,7 +350,7 @@ async def test_a_message_that_failed_waits_for_its_sender_its_recipient_and_oper
 
 
 async def stop(mia: WireSession, bob: WireSession) -> int:
-    """Let a conversation stop at its limit. Return its root."""
+    """Let a conversation stop at its limit. Return the conversation's root."""
     root: int = (await mia.send("agent:bob", "go on"))["seq"]
     while (await bob.submit("agent:mia", "more", cause=root))["type"] == "stored":
         pass

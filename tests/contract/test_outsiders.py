@@ -638,7 +638,7 @@ def knows(op: str, args: dict[str, Any], outsider: Outsider, kind: str) -> bool:
 
 
 def leaks_beyond_own(value: Any, outsider: Outsider, kind: str) -> Iterator[str]:
-    """Ignore reaction IDs for the guesser, which chose them. Only numbers count."""
+    """Ignore reaction IDs for the guesser, which chose them. All other leaks count."""
     found = find_leaks(value, outsider)
     return (it for it in found if "reaction-" not in it) if kind == "guesser" else found
 

@@ -90,7 +90,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def started(command: list[str], port: int, folder: Path) -> AsyncIterator[None]:
-    """Run a program. On entry, it accepts connections."""
+    """Run a program. On entry, the program accepts connections."""
     environment = {
         "HOME": str(folder),
         "XDG_DATA_HOME": str(folder),

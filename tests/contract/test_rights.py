@@ -391,7 +391,7 @@ async def test_what_somebody_may_is_what_its_row_says(scene: Scene, role: str, r
 
 
 async def say(session: WireSession, kind: str, fields: dict[str, Any]) -> Frame:
-    """Send a frame. Return its answer, or that of a following invalid frame if it has none."""
+    """Send a frame. Return the frame's answer, or that of a following invalid frame if the frame has none."""
     if kind == "send":
         return await session.submit(fields["to"], "x")
     if kind == "record":

@@ -34,7 +34,7 @@ WELCOME = {
 
 @asynccontextmanager
 async def mute_server() -> AsyncIterator[int]:
-    """Run a server that accepts every connection and sends nothing. Yield its port."""
+    """Run a server that accepts every connection and sends nothing. Yield the server's port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 

@@ -222,7 +222,7 @@ class Stage:
         return evidence, frozen
 
     async def let_go_on(self, frozen: AgentProcess) -> int:
-        """Continue a stopped process together with its pending frames. Return its exit code."""
+        """Continue a stopped process together with its pending frames. Return the exit code of the process."""
         self._act.goes_on.set()
         frozen.resume()
         async with asyncio.timeout(TIMEOUT_S):

@@ -33,7 +33,7 @@ tools: ["tests.crash.agent_tools:die"]
 
 
 class _Onlooker:
-    """The proxy's watcher. The onlooker counts the forwarded welcomes and changes nothing."""
+    """A watcher of the proxy, which counts the forwarded welcomes and changes nothing."""
 
     def __init__(self) -> None:
         self.welcomes = 0

@@ -278,8 +278,9 @@ async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(
 
 
 async def _live_three_times(folder: Path, copy: str) -> tuple[Path, str]:
-    """Create a database with a WAL that is newer than the database's copy ``copy.db``. Return its path and its epoch.
-    The folder ``killed`` has the files of a killed node, with a WAL that is not yet copied into the database.
+    """Create a database with a WAL that is newer than the database's copy ``copy.db``. Return the path and the epoch
+    of the database. The folder ``killed`` has the files of a killed node, with a WAL that is not yet copied into the
+    database.
     """
     db, killed = folder / DB, folder / "killed"
     killed.mkdir()

@@ -68,7 +68,7 @@ def _rows() -> list[Row]:
 
 
 async def _open_and_close(db: Path, rows: list[Row] | None = None) -> int:
-    """Open a ledger as a hub does, and append these rows. Return its previous head."""
+    """Open a ledger as a hub does, and append these rows. Return the ledger's previous head."""
     ledger = SQLiteLedger(db, new_epoch=lambda: "epoch")
     try:
         meta, _ = await ledger.open()

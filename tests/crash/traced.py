@@ -80,7 +80,7 @@ def _text(shown: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Names that refer to another file from now on, all at once. None means no file."""
+    """Names that refer to another file from now on, all at once. None as a target means that the name has no file."""
 
     changes: tuple[tuple[str, str | None], ...]
 

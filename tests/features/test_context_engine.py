@@ -71,7 +71,7 @@ def ann(provider: Provider, *middleware: Middleware, tools: Sequence[Tool] = (lo
 async def ask(
     network: Network, script: Script, *middleware: Middleware, **options: Any
 ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Ask an agent a question. Return its answer, the provider's requests, and the reaction's records."""
+    """Ask an agent a question. Return the agent's answer, the provider's requests, and the reaction's records."""
     heard = Heard()
     async with Provider(script) as provider:
         mia = await Person.join(network, "mia")

@@ -52,7 +52,7 @@ NOTHING = {"text": False, "calls": False, "results": False}
 
 
 async def keep(script: Any = SCRIPT, *tools: Tool, **policy: Any) -> tuple[Records, list[Body], str | None]:
-    """Run a reaction under a data policy. Return its records, the provider's requests, and its answer."""
+    """Run a reaction under a data policy. Return the reaction's records, the provider's requests, and the answer."""
     async with Provider(script) as provider:
         loop = Loop(Agent("bob", "", provider.model(), tools or [look], middleware=[DataPolicy(**policy)]))
         end = await loop.drive()

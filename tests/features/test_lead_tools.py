@@ -74,8 +74,8 @@ async def start(simulation: Simulation, *first: Action) -> Any:
 
 
 def run_gather(**options: Any) -> tuple[str, float, list[str]]:
-    """Let the lead gather. Return its message to the person, the seconds that it took, and all texts that it
-    received.
+    """Let the lead gather. Return the lead's message to the person, the seconds that the lead took, and all texts
+    that the lead received.
     """
 
     async def main(simulation: Simulation) -> tuple[str, float, list[str]]:

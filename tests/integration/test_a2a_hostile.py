@@ -174,7 +174,9 @@ async def never(_: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 async def ask(other: Elsewhere, text: str = "dig", **limits: Any) -> tuple[str, str]:
-    """Ask the remote agent. Return its answer, and the agent's failure in the operators' inbox (empty for none)."""
+    """Ask the remote agent. Return the agent's answer, and the agent's failure in the operators' inbox (empty for
+    none).
+    """
     async with other.listening() as url, running_node() as here:
         far = A2AAgent("far", url, policy=AgentPolicy(**limits))
         async with (

@@ -307,7 +307,7 @@ async def test_a_request_survives_restarts_of_the_agent_the_hub_and_the_person(t
             await decide(mia, request, "/approve")
         async with running(
             network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=3600))
-        ):  # a restarted agent is told of the decision in another way
+        ):  # a restarted agent learns the decision in another way
             if decided == "after it is back":
                 await decide(mia, request, "/approve")
             assert (await mia.hear()).seq == request.seq  # mia did not acknowledge the request before the hub went down

@@ -10,12 +10,13 @@ writes to a participant, and each prompt of a model.
 **A leak past the policy** is one of these two, whatever the model did:
 
 1. A frame of the hub to a participant who may not know the canary: a delivery, a result, an error, a signal, a notice
-or a presence. Those who could read the message with the canary at its time may know it (docs/protocol/messages.md),
-and so may agents that read a message of an agent which had it.
+or a presence. Participants who could read the message with the canary at its time may know the canary
+(docs/protocol/messages.md), and so may agents that read a message of an agent which had the canary.
 
-2. A prompt with the canary if somebody in the conversation of its message may not know it. Such a conversation
-consists of the people who can read the message that the agent reacts to or, if only agents can, the nearest cause with
-human readers (docs/prompts.md, "Visibility"). Without people, it consists of the participants in the first thread.
+2. A prompt with the canary if somebody in the conversation of its message may not know it. The conversation of a
+message consists of the people who can read the message that the agent reacts to or, if only agents can, the nearest
+cause with human readers (docs/prompts.md, "Visibility"). Without people, the conversation consists of the
+participants in the first thread.
 
 A model may send text that its prompt holds legitimately to others in its own words. This is not a leak, because
 visibility does not limit an agent's recipients. Therefore, these models send only to the thread of the question and

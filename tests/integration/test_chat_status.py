@@ -24,7 +24,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def begin(node: Node, agent_id: str, asker: WireSession) -> tuple[WireSession, int]:
-    """Let an agent start to work on a question. Return its session and the question's seq."""
+    """Let an agent start to work on a question. Return the agent's session and the question's seq."""
     agent = await node.agent(agent_id, role="reactor")
     seq: int = (await asker.send(f"agent:{agent_id}", "question"))["seq"]
     await agent.record(f"of-{agent_id}", "started", {"trigger": seq})

@@ -70,7 +70,7 @@ WAITS = r"\(guide waits for your decision\) guide>"
 
 
 async def see_request(terminal: Terminal) -> int:
-    """Wait for a request and its prompt. Return its number."""
+    """Wait for a request and its prompt. Return the request's number."""
     screen = await terminal.shows(rf"May I call pay(.*\n)*{WAITS}$")
     return int(re.findall(r"#(\d+) guide → mia.*: May I call pay", screen)[-1])
 

@@ -45,7 +45,7 @@ STREAMS = {"ann": True, "bob": False}
 
 
 class Team(Provider):
-    """Provider for two agents: ann forwards to bob, who writes to everybody. Both agents answer broadcasts."""
+    """Provider for two agents: ann forwards to bob, who writes to everybody. Ann and bob both answer broadcasts."""
 
     def decide(self, asked: Asked) -> Reply:
         verb, _, word = asked.incoming.partition(" ")

@@ -30,7 +30,9 @@ IN_FILE = "canary-in-file-0123456789"
 
 @asynccontextmanager
 async def echo_server(status: int) -> AsyncIterator[str]:
-    """Run a server that answers each request with an error that contains the whole request. Yield its address."""
+    """Run a server that answers each request with an error that contains the whole request. Yield the server's
+    address.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -118,7 +118,7 @@ async def told() -> AsyncIterator[Told]:
 
 @asynccontextmanager
 async def pushing(node: Node, folder: Path, told: Told) -> AsyncIterator[str]:
-    """Run a gateway with push notifications. Yield its URL."""
+    """Run a gateway with push notifications. Yield the gateway's URL."""
     serving = serve_gateway(node.url, webhooks_file=folder / "hooks", webhook_hosts=["127.0.0.1"], pace=QUICK)
     async with serving as url:
         await told.keys.fetch(url)

@@ -84,7 +84,7 @@ def test_names_that_cannot_be_read_are_given_to_nobody_else(
 
 
 def run_hook(host: str, folder: Path, event: str, **more: Any) -> tuple[int, bytes]:
-    """Run one hook as a host does. Return its exit status and output."""
+    """Run one hook as a host does. Return the hook's exit status and output."""
     told = {"session_id": "s", "hook_event_name": event, "cwd": str(folder), **more}
     ran = run_python("-m", "roundelay", "bridge", "deliver", host, cwd=folder, told=json.dumps(told).encode())
     assert ran.stderr == ""

@@ -97,7 +97,7 @@ def opencode(modules: Path, project: Path, url: str) -> Program:
 
 
 async def run(program: Program, project: Path, environment: dict[str, str], is_done: asyncio.Event) -> str:
-    """Let a host process one prompt. Return its output."""
+    """Let a host process one prompt. Return the host's output."""
     process = await asyncio.create_subprocess_exec(
         *program.words, cwd=project, env={**environment, **program.environment}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,

@@ -95,7 +95,7 @@ def test_whatever_is_not_certain_is_left_to_the_sdk(earlier: list[dict[str, Any]
 
 
 def talk(words: list[str], messages: list[dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Send messages to a server. Return its answers, and the modules that it has imported."""
+    """Send messages to a server. Return the server's answers, and the modules that the server has imported."""
     command = [sys.executable, "-X", "importtime", "-m", "roundelay", *words]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, text=True

@@ -30,7 +30,7 @@ SUITE_TIMEOUT_S = 240
 
 
 async def run_node(program: Path, *args: str, folder: Path) -> tuple[int, str, str]:
-    """Run a program with the node of the wheel. Return its exit code, output and errors."""
+    """Run a program with the node of the wheel. Return the program's exit code, output and errors."""
     process = await asyncio.create_subprocess_exec(
         str(NODE / "node"),
         str(program),

@@ -171,7 +171,7 @@ class Leak:
 
 
 def judge_frames(story: Story, who: str, frames: Iterable[bytes]) -> list[Leak]:
-    """Return the canaries in the hub's frames to a participant who may not know them.
+    """Return the canaries in the hub's frames to a participant who may not know these canaries.
 
     Skip signals between the agents under test. An agent relays such a signal to people, and their frames are judged.
     """

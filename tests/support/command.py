@@ -59,7 +59,9 @@ async def run(
 async def invoke(
     *arguments: str | Path, code: int | None = 0, stdin: str | bytes = b"", cwd: Path | None = None, **environment: str
 ) -> Done:
-    """Run a command like `run` but in this process, which is faster. Only for commands that load no code of the test."""
+    """Run a command like `run` but in this process, which is faster. Use `invoke` only for commands that load no code
+    of the test.
+    """
     call = partial(_call, list(map(str, arguments)), stdin, cwd or Path.cwd(), environment)
     done = await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, call)
     assert code in (None, done.code), f"{arguments} gave {done.code}: {done.out}{done.err}"

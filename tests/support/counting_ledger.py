@@ -55,7 +55,7 @@ class CountingLedger:
 
 
 def count_reads(network: RandomNetwork, operation: Awaitable[T]) -> tuple[T, Counter[str]]:
-    """Run an operation. Return its value and the number of ledger reads."""
+    """Run an operation. Return the operation's value and the number of ledger reads."""
     counting = CountingLedger(network.hub.view.ledger)
     network.hub.view.ledger = counting  # type: ignore[assignment]
     try:

@@ -1,8 +1,9 @@
 """Stand-ins for real model servers. Each stand-in is as strict as the real server, and refuses with the same error
 messages.
 
-Each class names the public source of its rules. All play the same story of ten turns with tools (`STORY`), in the
-format of their server: IDs, indexes, content parts, finish reasons, thinking. ``refused`` holds the refused requests.
+Each class names the public source of its rules. All stand-ins play the same story of ten turns with tools (`STORY`),
+in the format of their server: IDs, indexes, content parts, finish reasons, thinking. ``refused`` holds the refused
+requests.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ModelServer(FakeOpenAI):
         self._gave: set[int] = set()  # turns whose tool calls this server created
         self.refused: list[str] = []
         self.up: set[int] | None = None
-        """Turns in which the server is up. None means all."""
+        """Turns in which the server is up. None means that the server is up in all turns."""
 
     # --- refused requests
 

@@ -128,7 +128,7 @@ async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> 
 
 @contextlib.asynccontextmanager
 async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsServer]]:
-    """Run the servers of one cluster. On entry, they have elected a leader."""
+    """Run the servers of one cluster. On entry, the servers have elected a leader."""
     ports = [free_port() for _ in range(count)]
     routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
     servers = [

@@ -149,8 +149,8 @@ async def hub_up(folder: Path) -> AsyncIterator[Hub]:
 async def agent_run(
     folder: Path, hub: Hub, provider: Provider, agent_id: str, *, stream: bool, more: str = ""
 ) -> AsyncIterator[Command]:
-    """Run an agent as a separate process. On entry, it is ready. The agent is killed at the end if the test has not
-    ended it.
+    """Run an agent as a separate process. On entry, the agent is ready. The agent is killed at the end if the test
+    has not ended it.
     """
     file = folder / f"{agent_id}.yaml"
     stream_word = "true" if stream else "false"

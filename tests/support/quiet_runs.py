@@ -106,7 +106,7 @@ class QuietRun:
                 del self.sessions[name]
 
     def give(self, name: str, frame: dict[str, Any]) -> dict[str, Any] | None:
-        """Send a frame. Return its answer, or None if there is none."""
+        """Send a frame. Return the frame's answer, or None if the frame has none."""
         if name not in self.sessions:
             return None
         connection, session = self.sessions[name]

@@ -103,8 +103,8 @@ async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> As
 async def command_at_terminal(
     *arguments: str, shows: str, columns: int = 60, cwd: Path | None = None, **environment: str
 ) -> AsyncIterator[Terminal]:
-    """Run a command on a pseudo-terminal. On entry, its screen shows the text ``shows``. ``environment`` is added to
-    the inherited environment.
+    """Run a command on a pseudo-terminal. On entry, the terminal's screen shows the text ``shows``. ``environment``
+    is added to the inherited environment.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

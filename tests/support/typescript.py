@@ -82,7 +82,7 @@ class Program:
         await self.wait()
 
     async def wait(self) -> int:
-        """Wait for the end of the program and of its output. Return its exit code."""
+        """Wait for the end of the program and of its output. Return the program's exit code."""
         async with asyncio.timeout(LINE_TIMEOUT_S):
             await self._reading
             return await self.process.wait()

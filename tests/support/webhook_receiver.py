@@ -19,7 +19,9 @@ from standardwebhooks import Webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 Take = Callable[[str, dict[str, Any]], int | None]
-"""Callback that gets the ID and body of a request, and returns the status to answer. None means no answer."""
+"""Callback that gets the ID and body of a request, and returns the status to answer. None means that the receiver
+sends no answer.
+"""
 Judge = Callable[[bytes, dict[str, str]], Any]
 """Callback that gets the body and headers of a request, and raises if the signature is invalid."""
 

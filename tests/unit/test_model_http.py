@@ -198,7 +198,9 @@ async def test_a_body_that_is_no_json_is_refused_before_it_is_sent() -> None:
 
 @asynccontextmanager
 async def forward_proxy() -> AsyncIterator[tuple[str, list[str]]]:
-    """Run a proxy that opens tunnels. Yield its address, and the first lines of the requests with their credentials."""
+    """Run a proxy that opens tunnels. Yield the proxy's address, and the first lines of the requests with their
+    credentials.
+    """
     lines: list[str] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

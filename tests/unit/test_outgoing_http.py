@@ -40,7 +40,7 @@ def refused(url: str = "https://models.example/v1") -> str:
 async def proxy_that_answers(
     status: int, kind: str = "text/html", body: str = "<h1>no</h1>"
 ) -> AsyncIterator[tuple[str, list[str]]]:
-    """Run a proxy that forwards nothing. Yield its address, and the first lines of its requests."""
+    """Run a proxy that forwards nothing. Yield the proxy's address, and the first lines of the requests."""
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

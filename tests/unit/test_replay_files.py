@@ -43,7 +43,7 @@ agents:
 
 @pytest.fixture
 async def recorded(tmp_path: Path) -> Path:
-    """Record a network in which bob's answer exceeds the hop limit. Return its folder."""
+    """Record a network in which bob's answer exceeds the hop limit. Return the folder of the recorded network."""
     (tmp_path / "node.yaml").write_text(NODE, encoding="utf-8")
     runners = _build(tmp_path)
 

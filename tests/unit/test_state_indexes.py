@@ -44,7 +44,7 @@ KINDS: tuple[Literal["agent", "human"], ...] = ("agent", "human")
 
 
 class World:
-    """A stack of states. The top one is changed as commits and entries change it."""
+    """A stack of states. Methods change the top state as commits and entries do."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -36,7 +36,7 @@ class PageClient:
 
 @asynccontextmanager
 async def running_page(url: str, agent_id: str, token: str, *, kind: str = "human") -> AsyncIterator[PageClient]:
-    """Run the page of a participant. On entry, it has joined and loaded its threads."""
+    """Run the page of a participant. On entry, the page has joined and loaded its threads."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(NODE, str(FOLLOW), stdin=pipe, stdout=pipe, limit=MAX_LINE)
     client = PageClient(process, agent_id)

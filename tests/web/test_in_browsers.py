@@ -26,7 +26,7 @@ from tests.web.team import ECHO, WebNode, streaming, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
-"""Runs in Firefox too with ``--full``."""
+"""The marked tests run in Firefox too with ``--full``."""
 
 
 async def stored_in(page: Page) -> str:
