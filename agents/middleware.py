@@ -198,7 +198,7 @@ class Around:
     path: str
     agent: AgentView
     model: Model
-    """In a hook around a model call, the model that is called. In other hooks, the agent's own model."""
+    """In a hook around a model call, the model that is called. In all other hooks, this is the agent's own model."""
 
     state: TurnState
     context: ToolContext
@@ -320,8 +320,8 @@ class Middleware:
 
     def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
         """Return texts for the prompt from the sources of this middleware's tools, such as MCP servers. The hook must
-        not do IO, so it returns texts that are already loaded. Templates place the parts (`features.prompts`). Parts
-        that no template places go to the system message and after the conversation.
+        not do IO, so it returns texts that are already loaded. Templates determine the positions of the parts
+        (`features.prompts`). Parts that no template places go to the system message and after the conversation.
         """
         return ()
 

@@ -1,6 +1,6 @@
 """Model calls of one run: the attempts of a request, its streamed text, and checks on the reply.
 
-`ModelCaller` stands between `driver` and the models. `ModelCaller` sends the request of a turn through the agent's
+`driver` calls models only through `ModelCaller`. `ModelCaller` sends the request of a turn through the agent's
 middleware and retries temporary failures. A permanent failure is returned as `ModelFailed`, and the reaction decides
 how to end. Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records the reply
 before the reaction reads it.
@@ -41,8 +41,8 @@ from .values import ModelFailed
 _logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.5
-"""Approximate delay before the second attempt, in seconds, if the provider requests none. The delay doubles for each
-further attempt, up to ``model_timeout_s``.
+"""Approximate delay before the second attempt, in seconds, if the provider does not request a delay. The delay doubles
+for each further attempt, up to ``model_timeout_s``.
 """
 
 MAX_DOUBLINGS = 30
@@ -58,7 +58,7 @@ class ModelCaller:
         self._run = run
         self.sent: tuple[Model, ModelRequest] | None = None
         """Model and request of the current turn, after all middleware. If middleware sends several requests, this is
-        the first request. If middleware replies without a request, this is None.
+        the first request. If middleware replies without a request, ``sent`` is None.
         """
 
         self.middleware_use: tuple[ModelUse, ...] = ()

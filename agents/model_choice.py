@@ -82,8 +82,8 @@ _BASE_URLS: Mapping[str, str] = {
 class ModelChoice(Strict):
     """Model of an agent in YAML. Set exactly one of ``openai``, ``script``, ``rules``, ``local`` and ``replay``.
 
-    ``script`` is a file of rules, or ``module:function``. ``rules`` contains such rules inline. ``replay`` is a tape
-    with a model's recorded replies.
+    ``script`` is a file of rules, or ``module:function``. ``rules`` contains rules of a script inline. ``replay`` is a
+    tape with a model's recorded replies.
     """
 
     openai: OpenAIChoice | None = None

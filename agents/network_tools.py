@@ -127,8 +127,8 @@ def _name_operation(op: str, taken: set[str]) -> str:
 
 
 def _require_all(original: Tool) -> Tool:
-    """Mark every parameter as required, because servers with strict schemas refuse optional parameters. An omitted
-    parameter still gets its default.
+    """Mark every parameter as required, because servers with strict schemas refuse optional parameters. A parameter
+    that the model omits still gets its default.
     """
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner

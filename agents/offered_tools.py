@@ -1,9 +1,9 @@
 """Network tools of a lean prompt: the tools that the agent can use now, in short form, and `load_tools` for the others.
 
 The network's tools can take ten times as many tokens as the conversation. A lean prompt offers only some of them at the
-start of a reaction (`list_deferred`). The model loads others by name (`load_tools`). The result of that call names the
-loaded tools, so a resumed or replayed reaction offers the same tools. A deferred tool runs even if the model calls it
-without loading it. Pure.
+start of a reaction (`list_deferred`). The model loads other tools by name (`load_tools`). The result of that call names
+the loaded tools, so a resumed or replayed reaction offers the same tools. A deferred tool runs even if the model calls
+it without loading it. Pure.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Situation:
     """Whether the prompt lists threads that a tool can open."""
 
     is_explained: bool
-    """Whether the author's template says how to answer. Such a template may demand `finish`."""
+    """Whether the author's template says how to answer. A template that says how to answer may demand `finish`."""
 
 
 def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPolicy, mods: Collection[str]) -> set[str]:

@@ -26,7 +26,7 @@ OwnerT = TypeVar("OwnerT")
 MadeT = TypeVar("MadeT")
 
 IN_CODE = "only a program can give it"
-"""Marker in a parameter's `Annotated`: only a program can set the parameter. A file has no such option."""
+"""Marker in a parameter's `Annotated`: only a program can set the parameter. A file cannot contain the parameter."""
 
 OR_NONE = "there may be none of them"
 """Marker in the `Annotated` of ``*options``: the list may be empty. Without this marker, at least one item is required.

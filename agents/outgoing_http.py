@@ -2,7 +2,7 @@
 
 A wrong variable is a local mistake, and retries do not fix it. `check_environment` and `load_certificates` report it
 with the variable's name. Without these checks, requests would fail and people would blame the provider. The rules are
-those of `httpx2`, which sends the requests to MCP servers (https://www.python-httpx.org/environment_variables/).
+the same as in `httpx2`, which sends the requests to MCP servers (https://www.python-httpx.org/environment_variables/).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProxyInUse(NamedTuple):
 
 
 def check_environment() -> None:
-    """Raise `ConfigError` for any invalid proxy, even for one that no request needs."""
+    """Raise `ConfigError` for any invalid proxy, even for a proxy that no request needs."""
     for name in _PROXIES:
         variable, url = _read(name)
         if not url:

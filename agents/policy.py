@@ -142,9 +142,9 @@ OnNewMessage = Literal["queue", "inject"]
 PromptForm = Literal["lean", "full", "chat"]
 """Form of the prompt.
 
-``lean``: the trigger's thread, other threads as one line each, and only the network tools that the agent can use; it
-loads the others on demand. ``full``: every thread with its messages, and every network tool. ``chat``: like ``lean``,
-but a direct thread is shown as plain chat messages instead of XML.
+``lean``: the trigger's thread, other threads as one line each, and only the network tools that the agent can use. The
+agent loads other tools on demand. ``full``: every thread with its messages, and every network tool. ``chat``: like
+``lean``, but a direct thread is shown as plain chat messages instead of XML.
 """
 
 WARNED_TURNS = 2
@@ -211,7 +211,7 @@ class AgentPolicy:
     """Maximum number of calls of a turn that run. Each further call is answered with a refusal."""
 
     max_tool_calls: Count | None = None
-    """Maximum calls of a reaction. The turn after the one that reaches this limit is the last."""
+    """Maximum calls of a reaction. The turn after the limit is reached is the last turn."""
 
     uncounted_tools: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     """Tools whose calls do not count toward ``max_tool_calls``."""
@@ -220,7 +220,7 @@ class AgentPolicy:
     """Maximum number of times that the model writes another answer because a review found a problem."""
 
     tool_timeout_s: Seconds = 60.0
-    """Time limit of tools that set none, in seconds."""
+    """Time limit of tools without a time limit of their own, in seconds."""
 
     approval_timeout_s: Seconds = 604_800.0
     """Time that a call waits for a person's approval, in seconds. After this time, the people in ``escalate_to`` are
@@ -236,7 +236,9 @@ class AgentPolicy:
     """Number of different people who must approve a call."""
 
     escalate_to: Approvers = ()
-    """Additional people who may decide after ``approval_timeout_s``. The call then waits for the same time again."""
+    """Additional people who may decide after ``approval_timeout_s``. The call waits for the same time again after these
+    people are asked.
+    """
 
     requester_may_approve: bool = False
     """Whether approvers may approve a call that their own message led to."""
@@ -297,8 +299,8 @@ class AgentPolicy:
     """
 
     max_parallel_reactions: Count = 8
-    """Maximum number of reactions that run in parallel, each in its own thread. Reactions that only wait for others
-    do not count.
+    """Maximum number of reactions that run in parallel, each in its own thread. Reactions that only wait for other
+    participants do not count.
     """
     message_filter: MessageFilter = ALL
     """Selects the messages of the conversation that the prompt shows, and their number per thread."""
@@ -357,7 +359,7 @@ class AgentPolicy:
 
 def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRule:
     """Return the approval rule for a call. Fields that the tool's ``own`` rule omits come from the first policy that
-    names approvers. If no policy does, they come from the first policy.
+    names approvers. If no policy names approvers, these fields come from the first policy.
     """
     all_policies = list(policies)
     policy = next((it for it in all_policies if it.approvers), all_policies[0])

@@ -110,7 +110,7 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
 
 
 MAX_LINE_CHARS = 80
-"""Maximum characters of the message that a prompt quotes for a thread that it shows as one line."""
+"""Maximum characters of a message in the one-line form of a thread."""
 
 _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
 
@@ -131,8 +131,8 @@ class ConversationPrompt:
 
     @property
     def says_how_to_answer(self) -> bool:
-        """Whether the template is the author's own and mentions tools. Such a template itself says which tool or
-        text is the answer.
+        """Whether the template is the author's own and mentions tools. A template that mentions tools also says which
+        tool or text is the answer.
         """
         return self.path is not None and _OF_TOOLS.search(self.source) is not None
 
@@ -143,9 +143,8 @@ class ConversationPrompt:
         incoming_message: BaseMessage,
         omitted_threads: int = 0,
     ) -> str:
-        """Render all of these threads, the number of omitted threads, and the message to react to. The caller limits
-        the threads (`select_threads`). The lean form shows each thread that is not near the trigger (`is_near`) as one
-        line.
+        """Render the threads, the number of omitted threads, and the message to react to. The caller limits the threads
+        (`select_threads`). The lean form shows each thread that is not near the trigger (`is_near`) as one line.
         """
         is_lean = self.path is None and self._default == LEAN
         listed = [it for it in message_threads.values() if is_lean and not is_near(it, incoming_message)]

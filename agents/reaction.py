@@ -469,7 +469,7 @@ class Reaction:
         return await self._ask()
 
     async def _return_control(self, reason: str, text: str | None) -> Step:
-        """Give control back to the agent that handed over."""
+        """Return control of the conversation to the agent that handed it over."""
         returning, (caller, self.history) = self.agent, self._callers.pop()
         self.control = replace(caller, first_turn=0)  # the caller's first turn was before its handoff
         self._idle_turns = 0

@@ -1,4 +1,5 @@
-"""Reactions of one agent on one ledger: starts them for delivered messages, resumes open reactions, and stops them.
+"""Reactions of one agent on one ledger: starts reactions for delivered messages, resumes open reactions, and stops
+reactions.
 
 The scheduler receives messages from the runner's connection. The inbox decides which messages wake the agent, and in
 which order. The runner creates a scheduler for each ledger epoch, because seqs and reaction ids of one ledger are

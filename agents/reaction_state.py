@@ -1,6 +1,6 @@
 """State of the loop: the origin of a run, the agent that controls the conversation, and the current turn.
 
-Only `reaction` changes these values. Plain data.
+Only the module `reaction` changes the state. Plain data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the records and the answer of one reaction to the hub, in order, and several of them in one commit.
+"""Writes the records and the answer of one reaction to the hub, in order, and several records in one commit.
 
 `journal` adds the writes. If an effect depends on a write, the caller awaits the write, and all queued writes are sent
 at once. Other writes are sent after `MAX_DELAY_S`. If the process is killed before then, only repeatable work is lost.
@@ -113,7 +113,7 @@ class RecordQueue:
 
     async def write(self, *writes: Write, may_wait: bool = False) -> None:
         """Add writes to the queue. Unless they ``may_wait``, return when all of them are stored. If the hub refuses a
-        write, raise the refusal. Later writes are then not stored either.
+        write, raise the refusal. Writes after a refused write are not stored either.
         """
         self.check_open()
         if self.max_batch <= 1:

@@ -7,9 +7,9 @@ the agent is down, or if the hub holds the reply back behind other messages, the
 
 While a call waits, it regularly asks the hub whether an answer can still arrive (`find_unanswerable`). A wait ends
 early only if an answer is impossible: the recipient was removed, the question is a dead letter, or the reaction to the
-question has ended. An agent stores its reply before its reaction ends, so a thread without a reply after that end will
-never have one. If a recipient keeps no records, the hub cannot know that its reaction has ended, so the wait lasts
-until its deadline.
+question has ended. An agent stores its reply before its reaction ends. If the thread has no reply after the reaction
+has ended, there will be no reply. If a recipient keeps no records, the hub cannot know that its reaction has ended, so
+the wait lasts until its deadline.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .reaction_ids import reaction_id
 from .values import Wait
 
 FIRST_LOOK_S, MAX_LOOK_S = 2.0, 300.0
-"""Delay before a wait first asks the hub whether an answer can still arrive, and maximum delay between two such checks,
-in seconds. Each delay is twice the previous delay.
+"""Delay before a wait first asks the hub whether an answer can still arrive, and maximum delay between two checks, in
+seconds. Each delay is twice the previous delay.
 """
 
 

@@ -1,7 +1,7 @@
 """Reviews of the texts of a run: the answer, and the messages that tools send to the requester.
 
-`Reviewer` stands between the loop and the ``review`` hooks of middleware. A review is recorded before its result is
-used. Therefore a resumed run neither calls the reviewers again nor sends a text that was blocked.
+`Reviewer` calls the ``review`` hooks of middleware for the loop. A review is recorded before its result is used.
+Therefore a resumed run neither calls the reviewers again nor sends a text that was blocked.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class AgentRunner(ABC):
     """Base class of agents. `run` serves the agent until it is stopped. Subclasses implement `react`, which handles
     each message that wakes the agent.
 
-    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) never wake the agent. Such messages are
-    only context for reactions to other messages.
+    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) never wake the agent. Messages of ignored
+    senders are only context for reactions to other messages.
     """
 
     def __init__(

@@ -204,7 +204,8 @@ class RunningReaction:
         """Send the answer, if there is one, and record the end. If the hub refuses the answer, the end contains the
         reason.
 
-        Waits for a busy hub without limit. A reaction has one answer: after the first answer, no other is sent.
+        Waits for a busy hub without limit. A reaction has only one answer: after the first answer, no other answer is
+        sent.
         """
         if self.stopped is not None and self.message.sender_kind == "human" and not self.is_answered:
             await self.journal.queue.flush()  # store the queued records first, because the notice may fail
@@ -330,7 +331,7 @@ class InboxMessages:
     messages before its next turn.
 
     The hub decides which of these messages the reaction may read: everybody who gets its answer must be allowed to see
-    them. The other messages get separate reactions.
+    them. Messages that the reaction may not read get separate reactions.
     """
 
     def __init__(
@@ -457,8 +458,8 @@ async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, 
     """Return whether a reaction of an earlier process consumed this reply, or ended while it waited for the reply.
     ``first_head`` is the ledger's head when this process started.
 
-    The acknowledgement of such a reply is less durable than the record of the call that consumed the reply. If hub and
-    agent are killed together, the hub may deliver the reply again, to a process that does not know about the wait. The
+    The acknowledgement of a reply is less durable than the record of the call that consumed the reply. If hub and agent
+    are killed together, the hub may deliver the reply again, to a process that does not know about the wait. The
     records in the ledger show whether there was a wait.
     """
     question = message.reply_to

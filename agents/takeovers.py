@@ -85,8 +85,8 @@ class Takeovers:
 
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
         """Return whether a later message of the thread wakes the agent. Messages that the agent had ``read`` together
-        with this message do not count. The agent has already reacted to such a later message, or the hub will deliver
-        that message again.
+        with this message do not count. The agent has already reacted to a later message that wakes it, or the hub will
+        deliver the message again.
         """
         # Each answer to a broadcast goes to a separate thread, so a later broadcast does not replace an earlier one.
         if len(list_answer_threads(message)) > 1:
@@ -101,8 +101,8 @@ class Takeovers:
         await self.drop_superseded()
 
     def end(self, thread_id: str | None = None) -> None:
-        """Release the messages of a thread at the end of its takeover. With None, release the messages of all threads,
-        because any takeover may have ended while the connection was lost.
+        """Release the messages of a thread at the end of its takeover. If ``thread_id`` is None, release the messages
+        of all threads, because any takeover may have ended while the connection was lost.
         """
         # Count every end, so that `suspend` detects a takeover that ends during its request.
         self._ends += 1

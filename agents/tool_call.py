@@ -126,7 +126,7 @@ class ToolCaller:
         *,
         is_once: bool = False,
     ) -> ToolResult:
-        """Record the result of a call unless it is already recorded. Calls that do not run have a result too.
+        """Record the result of a call unless it is already recorded. Calls that do not run also have a result.
         ``started_at`` is in seconds of the event loop's clock.
         """
         run = self._run

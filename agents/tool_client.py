@@ -93,8 +93,8 @@ class ToolClient:
 
     queue: RecordQueue | None = None
     """Queue of the reaction's records. Waiting records are stored before each operation, and before or together with
-    each message. Without this order, people could see an effect of a model reply that a resumed reaction does not know.
-    None if the reaction keeps no records.
+    each message. If a message were stored earlier, people could see an effect of a model reply that a resumed reaction
+    does not know. If the reaction keeps no records, ``queue`` is None.
     """
 
     threads: list[str] = field(default_factory=list)

@@ -304,7 +304,7 @@ class ToolResult:
     tool_calls: int = 0
     is_answer: bool = False
     data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Values for hooks and for readers of the records, keyed by purpose. The model does not read these values."""
+    """Values for hooks and for readers of the records, keyed by purpose. The model does not read ``data``."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
     """Number of messages that the call sent, by address, for the limit ``max_messages_per_recipient``."""
@@ -351,7 +351,9 @@ class Wait(BaseModel):
     is_approval: bool = False
 
     deciders: list[str] | None = None
-    """People who may approve. None means everybody who can read the request, and operators."""
+    """People who may approve. If ``deciders`` is None, everybody who can read the request may approve, and operators
+    too.
+    """
 
     with_operators: bool = False
     """Whether operators may also approve."""

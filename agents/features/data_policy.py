@@ -68,9 +68,9 @@ def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[s
 class DataPolicy(Middleware):
     """Selects the parts of an agent's work that the ledger stores.
 
-    ``text`` and ``thinking`` say whether the model's text and its reasoning are stored. ``calls`` selects the tools
-    whose arguments are stored; the names of called tools are always stored. ``results`` selects the tools whose results
-    are stored. ``redact`` applies to all stored text.
+    ``text`` and ``thinking`` determine whether the model's text and its reasoning are stored. ``calls`` selects the
+    tools whose arguments are stored; the names of called tools are always stored. ``results`` selects the tools whose
+    results are stored. ``redact`` applies to all stored text.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class DataPolicy(Middleware):
     def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
         """Return the reply's origin, either with all fields that only the server reads, or with none of them.
 
-        These fields contain reasoning, which may be encrypted, so redaction cannot search it. A server refuses fields
-        that were changed.
+        Fields that only the server reads contain reasoning, which may be encrypted, so redaction cannot search it. A
+        server refuses fields that were changed.
         """
         is_kept = self._keeps_thinking and self._redact(origin) == origin
         return (

@@ -2,9 +2,9 @@
 
 A check returns an instruction to improve the answer, or None. `Evaluations` sends these instructions back to the model,
 up to the policy's ``max_corrections`` times. After the last correction, the answer is sent although checks found
-problems, and the problems are recorded. Only a blocking check stops such an answer. If a check itself fails, because
-its model is down or its code raises an error, the answer is sent anyway, and the failure is recorded. Results of checks
-are recorded too, so a resumed reaction does not repeat the checks.
+problems, and the problems are recorded. Only a blocking check stops an answer with problems. If a check itself fails,
+because its model is down or its code raises an error, the answer is sent anyway, and the failure is recorded. Results
+of checks are recorded too, so a resumed reaction does not repeat the checks.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Evaluations(Middleware):
     ) -> Evaluations:
         """Return the evaluations of an agent's file.
 
-        ``checks`` defines checks by name, in addition to the built-in `grounding`. The other options refer to these
-        names. ``call`` imports the check's module. Raises `ConfigError`.
+        ``checks`` defines checks by name, in addition to the built-in `grounding`. The other options refer to the names
+        in ``checks``. ``call`` imports the check's module. Raises `ConfigError`.
         """
         available: dict[str, Check] = {"grounding": Grounding()}
         available |= {name: check.build(name) for name, check in checks.items()}

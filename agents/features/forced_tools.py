@@ -37,8 +37,8 @@ class ForcedTools(Middleware):
     metadata names.
 
     The metadata is ``{"forced_tools": ["search"]}``. Names that are not in ``by_message`` are ignored. A tool that a
-    hook withholds from the turn (`Middleware.prepare`) is skipped. A tool that the agent does not have ends the
-    reaction as misconfigured.
+    hook withholds from the turn (`Middleware.prepare`) is skipped. If the agent does not have a forced tool, the
+    reaction fails with the reason ``misconfigured``.
     """
 
     min_turns = 2

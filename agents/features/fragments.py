@@ -3,9 +3,9 @@ turn. The model can cite fragments.
 
 A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result that the
 model reads contains only the content. The last message of the next request shows the best fragments of the whole
-reaction. The history does not keep that message, so the history stays short and the provider's cache stays valid.
-Fragments and references (`features.references`) share one sequence of numbers, and both are cited by number. This
-module is pure.
+reaction. The message with the fragments is not part of the history, so the history stays short and the provider's cache
+stays valid. Fragments and references (`features.references`) share one sequence of numbers, and both are cited by
+number. This module is pure.
 """
 
 from __future__ import annotations

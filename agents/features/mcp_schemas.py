@@ -1,10 +1,10 @@
 """Limits and sanitizes the tools of MCP servers, which are untrusted, and validates arguments in a separate process.
 
-A server chooses the names, descriptions and schemas of its tools. These texts are part of every request, and some
-models treat them as lines of the system message. Evaluating a schema can be dangerous: matching a pattern may run
-forever while it holds the GIL, and a ``$ref`` may name any URL. `read_offer` therefore omits each tool whose schema is
-too large or has external references. `read_offer` also escapes each text and puts it on one line. If checking arguments
-takes too long, `SchemaCheck` kills the process that runs the check.
+A server chooses the names, descriptions and schemas of its tools. Names, descriptions and schemas are part of every
+request, and some models treat them as lines of the system message. Evaluating a schema can be dangerous: matching a
+pattern may run forever while it holds the GIL, and a ``$ref`` may name any URL. `read_offer` therefore omits each tool
+whose schema is too large or has external references. `read_offer` also escapes each text and puts it on one line. If
+checking arguments takes too long, `SchemaCheck` kills the process that runs the check.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAX_PARAMETER_CHARS = 500
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMA_DEPTH = 32
 MAX_OFFER_CHARS = 200_000
-"""Maximum total characters of the descriptions and schemas of one server. This many characters take about 50,000 tokens
-in every request.
+"""Maximum total characters of the descriptions and schemas of one server. The maximum corresponds to about 50,000
+tokens in every request.
 """
 
 CHECK_S = 2.0
@@ -162,8 +162,8 @@ def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
     """Return a server's schema in the same form as the schemas of Python functions, without the parts that any provider
     refuses.
 
-    A provider that refuses one schema refuses the whole request, so no request of the agent would work. OpenAI refuses
-    arrays without ``items`` and ``anyOf`` at the top
+    A provider that refuses one schema refuses the whole request, so every request of the agent would fail. OpenAI
+    refuses arrays without ``items`` and ``anyOf`` at the top
     (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas). Gemini refuses ``$schema`` and names
     in ``required`` without a property (https://ai.google.dev/api/caching#Schema). The server's own schema still applies
     to the arguments (`SchemaCheck`).

@@ -1,10 +1,10 @@
 """Connections to MCP servers: options, secrets and the session with one server.
 
 A separate task runs each `ServerSession` from the connection to its end. All code that enters or exits the SDK's client
-runs in this task. Other tasks only send requests. The session reads the list of the server's tools after connecting,
-and again when the server announces a change. If the protocol version allows it, the session also reads the server's
-instructions again. Servers are untrusted, so every text is limited and sanitized before a model or a person reads it.
-`mcp_schemas` sanitizes the texts of tools.
+runs in this task. All other tasks only send requests to the session. The session reads the list of the server's tools
+after connecting, and again when the server announces a change. If the protocol version allows it, the session also
+reads the server's instructions again. Servers are untrusted, so every text is limited and sanitized before a model or a
+person reads it. `mcp_schemas` sanitizes the texts of tools.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 `Prompts` adds templates to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number).
 ``system`` is added to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the
-history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid while
-these texts do not change. With the default templates, the texts change only when a tool with a note about its results
-is first used, or when a server changes its instructions. The instructions of a server (`CallModel.parts`) appear once,
-either where a template places them or in their default position. The time in a prompt is the trigger's time, so a
-resumed reaction reads the same time. This module is pure.
+history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid while the
+texts of ``system`` and ``user`` do not change. With the default templates, the texts change only when a tool with a
+note about its results is first used, or when a server changes its instructions. The instructions of a server
+(`CallModel.parts`) appear once, either where a template places them or in their default position. The time in a prompt
+is the trigger's time, so a resumed reaction reads the same time. This module is pure.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class PromptFacts:
     """Variables of the templates, in addition to the variables of the turn. docs/prompts.md lists them.
 
     ``server_prompts`` and ``server_user_prompts`` are the texts about servers from the agent's author. The instructions
-    of the servers themselves follow ``server_user_prompts``. These instructions are never part of ``server_prompts``,
-    because a server is untrusted and ``server_prompts`` is part of the system message. ``server_prompts`` and
-    ``server_user_prompts`` are read in each turn, so they may be filled later.
+    of the servers themselves follow ``server_user_prompts``. The instructions of servers are never part of
+    ``server_prompts``, because a server is untrusted and ``server_prompts`` is part of the system message.
+    ``server_prompts`` and ``server_user_prompts`` are read in each turn, so they may be filled later.
     """
 
     custom_instructions: str = ""

@@ -141,7 +141,8 @@ class Numbers:
 
 
 class References(Middleware):
-    """Numbers, shows and checks sources. Place this middleware before evaluations, so that these see the final answer.
+    """Numbers, shows and checks sources. Place this middleware before evaluations, so that the evaluations see the
+    final answer.
 
     ``max_chars`` limits the text of the sources that are shown with one result. With ``in_text``, the sources are
     listed below the answer instead of in its metadata, for programs that do not show metadata.

@@ -125,5 +125,5 @@ class StructuredAnswer(Middleware, Generic[T]):
 
 
 def is_structured(agent: AgentView) -> bool:
-    """Return whether the agent's answer is a structured value. No text may be added to such an answer."""
+    """Return whether the agent's answer is a structured value. No text may be added to a structured answer."""
     return any(isinstance(hook, StructuredAnswer) for hook in agent.chain.middleware)

@@ -242,7 +242,7 @@ def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
 
 
 _AUDIO: dict[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""Audio types that have a separate part type in the API. Other files become a file part."""
+"""Audio types that have a separate part type in the API. All other files are sent as parts of the type ``file``."""
 
 
 def _write_file(file: File) -> ChatCompletionContentPartParam:

@@ -112,9 +112,9 @@ class LocalModel:
     are removed from this text. If no text is left, the model is asked once more. If the second text is empty too, the
     answer is `NOTHING`.
 
-    Set ``tools`` for larger weights. Such a model reads the complete prompt and replies with JSON that follows a
-    schema. In turns that must call a tool, any local model replies with such JSON. Call ``await close()`` at the end,
-    or use ``async with``.
+    Set ``tools`` for larger weights. A model with ``tools`` reads the complete prompt and replies with JSON that
+    follows a schema. In turns that must call a tool, any local model replies with JSON that follows a schema. Call
+    ``await close()`` at the end, or use ``async with``.
     """
 
     def __init__(

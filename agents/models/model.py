@@ -69,7 +69,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """Usage of one model call that is not the call of a turn. A tool, a check or a summary may make such a call."""
+    """Usage of one model call that is not the call of a turn. A tool, a check or a summary may make a model call
+    outside of turns.
+    """
 
     model: str
     usage: Usage
@@ -125,7 +127,7 @@ class ReplyOrigin:
     """Rules by name that refusals of the server had revealed before this reply (`endpoint_rules.learn`)."""
 
     demanded: frozenset[str] = frozenset()
-    """Fields of ``message`` that the server requires in later requests. Only these fields are recorded."""
+    """Fields of ``message`` that the server requires in later requests. Only the demanded fields are recorded."""
 
     @property
     def has_fields(self) -> bool:

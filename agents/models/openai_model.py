@@ -341,7 +341,7 @@ def _read_refusal(error: StatusError | ErrorInside) -> str:
 
 
 _BROKEN = (aiohttp.ClientError, OSError)
-"""Exception types of failed connections. Some of these exceptions are also a `TimeoutError`."""
+"""Exception types of failed connections. Some errors of these types are also a `TimeoutError`."""
 
 _HTTP_ERRORS = (*_BROKEN, StatusError, RedirectRefused, TimeoutError)
 

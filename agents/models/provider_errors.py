@@ -159,7 +159,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""HTTP status for each error code. After a stream has begun, a server can report an error only by such a code."""
+"""HTTP status for each error code. After a stream has begun, a server can report an error only by its code."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"

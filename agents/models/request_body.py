@@ -53,7 +53,7 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     """Add cache markers at the ends of the parts that the next turn repeats. Anthropic's models cache a request only up
-    to such a marker.
+    to a cache marker.
 
     A request may contain four markers, and this function uses three
     (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).

@@ -1,7 +1,7 @@
 """Plain chat for a model that is too small for the conversation prompt and for tools.
 
-Such a model imitates its input: it answers XML elements with elements and JSON with JSON, and it may repeat a question.
-`read_chat` reduces a request to the instruction and the last messages of the trigger's thread.
+A small model imitates its input: it answers XML elements with elements and JSON with JSON, and it may repeat a
+question. `read_chat` reduces a request to the instruction and the last messages of the trigger's thread.
 `remove_echoes` removes sentences that people wrote themselves, and repeated sentences. Pure.
 """
 
@@ -16,8 +16,8 @@ from .prompt_view import MessageView, read_prompt
 
 MAX_MESSAGES = 4
 MAX_CHARS = 1000
-"""Maximum characters of the instruction and of each message. The rest is cut off. The model reads this amount of text
-in about one second on one core.
+"""Maximum characters of the instruction and of each message. The rest is cut off. The model reads 1000 characters in
+about one second on one core.
 """
 
 MAX_SENTENCES = 3

@@ -48,13 +48,13 @@ from .model import (
 )
 
 Fingerprint = Mapping[str, Any]
-"""Fingerprint of a request. ``hash`` covers the messages, the tools and the tool choice. The other fields locate a
+"""Fingerprint of a request. ``hash`` covers the messages, the tools and the tool choice. All other fields locate a
 difference.
 
 ``messages`` contains the first letter of each message's role and the beginning of its hash. ``tools`` contains a hash
 by tool name in the first turn of a run, and one hash of all tools in later turns. ``attached`` contains a hash of each
-image and file, if there are any. ``lines``, which only first turns have, contains the hashes of the lines of the first
-two messages.
+image and file, if there are any. ``lines`` (first turns only) contains the hashes of the lines of the first two
+messages.
 
 Each hash is the beginning of a longer hash, so the longer hashes of earlier versions can still be compared. Earlier
 versions stored lists and objects (``messages``, ``tools``, ``lines``) instead of texts.
@@ -156,8 +156,7 @@ class _Hashes:
 
 def _is_same(recorded: object, now: str) -> bool:
     """Return whether a stored hash is the beginning of the hash ``now``."""
-    # Compare only the beginning, because fingerprints of earlier versions have other lengths. Refuse an empty text,
-    # because it would match everything.
+    # Fingerprints of earlier versions have other lengths. Refuse an empty text, because it would match everything.
     return isinstance(recorded, str) and recorded != "" and now.startswith(recorded)
 
 

@@ -2,9 +2,8 @@
 
 Tokens are estimated from characters, or counted by `tiktoken` if it is installed and configured. A provider's own count
 is more accurate, so features that depend on the size of requests begin with that count (`context_engine`). Costs are in
-US dollars.
-Configured prices have priority over the prices of the package `genai-prices` (``[prices]``), whose tables load at the
-first use. This module does no IO except loading these tables, and never uses the network.
+US dollars. Configured prices have priority over the prices of the package `genai-prices` (``[prices]``), whose tables
+load at the first use. This module does no IO except loading the price tables, and never uses the network.
 """
 
 from __future__ import annotations
