@@ -1,7 +1,7 @@
 """Every code block of every page runs: programs print what the page says, files load, and command lines exist.
 
 A block that cannot run has a comment above it: ``<!-- not run: REASON -->``. It must still be valid in its language.
-The tutorial's pages are played by test_tutorial.py, and the skill by test_skill.py.
+Console blocks are run by test_console_blocks.py, the tutorial's pages by test_tutorial.py, and the skill by test_skill.py.
 """
 
 from __future__ import annotations
@@ -129,6 +129,12 @@ def test_pages_have_blocks_in_known_languages_only() -> None:
     assert len([it for it in BLOCKS if it.language == "python"]) > 15
     assert len([it for it in BLOCKS if it.language == "yaml"]) > 25
     assert [str(it) for it in BLOCKS if it.language not in LANGUAGES] == []
+
+
+def test_docstrings_have_code_in_literal_blocks_only() -> None:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    code = re.compile(r"^ *(?:>>> |```\w*$)", re.MULTILINE)
+    assert [str(path) for path in paths if code.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_block_that_does_not_run_says_why() -> None:

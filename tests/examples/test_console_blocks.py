@@ -1,79 +1,104 @@
-"""Console blocks with ``<!-- runs on a node -->`` above them run on a node, and print what the page shows.
+"""Every console block runs, in the order of its page, and its output is compared. A block that cannot run says why.
 
-All blocks of a page share one node with the people mia (an operator, who types), ann and bob, the channels dev and
-launch, the agent echo, messages up to number 24, and a backup. Numbers differ between runs: a number that the page shows as output is replaced in the page's later commands.
+On a page that starts no node, the commands find the network of tests/support/page_world.py. test_tutorial.py plays the
+tutorial's pages, and test_skill.py the skill.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from roundelay.app import serve
-from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig
-from tests.examples.test_code_blocks import ROOT, find_commands, find_pages
-from tests.support.command import invoke
+from roundelay.network.config import Limits
+from tests.examples.test_code_blocks import BLOCKS, TOOLS, Block
+from tests.support.consoles import Console, Step, read_console
+from tests.support.page_world import NEEDS, NOBODY_ELSE, NODE, World, write_files
 
-MODS = ("channels", "discovery", "files", "messages", "notes", "polls", "tasks", "timers")
-MARK = "<!-- runs on a node -->\n"
-PAGES = [str(page.relative_to(ROOT)) for page in find_pages() if MARK in page.read_text(encoding="utf-8")]
-VARIES = re.compile(r"[\w-]{43}|\d{4}-\d\d-\d\d[T ][\d:+]+|f-[0-9a-f]+-[0-9a-f]+|\d+")
-NUMBER = re.compile(r"f-[0-9a-f]+-[0-9a-f]+|\b\d+\b")
-
-
-def read_steps(page: str) -> list[tuple[str, list[str]]]:
-    """Return each command line of the marked blocks, with the output below it."""
-    source = (ROOT / page).read_text(encoding="utf-8")
-    steps: list[tuple[str, list[str]]] = []
-    for block in re.findall(rf"^{MARK}```console\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                steps.append((line.removeprefix("$ "), []))
-            else:
-                steps[-1][1].append(line)
-    return steps
+GROUPS = {
+    "docs/cluster/try.md": ("docs/cluster/operate.md",),
+    "docs/cli/connect.md": ("docs/a2a.md", "docs/openai.md"),
+    "docs/messages.md": (
+        "docs/bridge.md", "docs/cli.md", "docs/costs.md", "docs/interop/http.md", "docs/notes.md", "docs/operations/monitoring.md", "docs/polls.md",
+        "docs/protocol/dialogue.md", "docs/tasks.md", "docs/timers.md",
+    ),
+}  # fmt: skip
+"""Pages that run after another page on the same node, because each new network costs 0.2 s of CPU."""
+SUPERVISED = {"docs/cli/agents.md"}
+"""Pages whose node runs the agents. The test starts this node with ``roundelay up``."""
+LIMITS = {"docs/operations/quotas.md": Limits(max_root_messages=5, max_uncaused_answers=5)}
+STARTS_NODE = re.compile(r"^\$ (?:.*dev |.*roundelay )?up\b", re.MULTILINE)
+FILES = {"id: ann\n": "ann.yaml", "rights:\n": "rights.yaml", "scenario: ": "refund.scenario.yaml"}
+"""Files that pages show, by their first words. A page without the file gets the file of another page."""
+CONSOLES = [it for it in BLOCKS if it.language in ("console", "sh")]
 
 
-async def prepare(url: str, token: str, folder: Path) -> None:
-    (folder / "plan.md").write_text("# Plan\n\n## Risks\nNone.\n", encoding="utf-8")
-    for name in ("mia", "ann", "bob"):
-        async with NetworkClient(name, url, kind="human", token=token) as client:
-            for channel in ("dev", "launch"):
-                await client.join_channel(channel)
-    async with NetworkClient("mia", url, kind="human", token=token) as mia:
-        await mia.broadcast("Good morning")
-        async with NetworkClient("echo", url):
-            await mia.send_text("echo", "What is new?")
-        while (await mia.post("dev", "The invoice 4711 is here.")).seq < 24:
-            pass
-    (folder / "backups").mkdir()
-    await invoke("backup", folder / "backups" / "monday.db", cwd=folder, ROUNDELAY_URL=url, ROUNDELAY_TOKEN=token)
+def list_pages() -> dict[str, list[Block]]:
+    """Return the blocks that run, by the page on whose node they run."""
+    first = {page: group for group, pages in GROUPS.items() for page in pages}
+    found: dict[str, list[Block]] = {}
+    for block in sorted(CONSOLES, key=lambda it: it.page in first):
+        if block.reason is None:
+            found.setdefault(first.get(block.page, block.page), []).append(block)
+    return found
 
 
-def test_several_pages_run_on_a_node() -> None:
-    assert len(PAGES) > 4
-    assert all(read_steps(page) for page in PAGES)
+PAGES = list_pages()
 
 
-@pytest.mark.parametrize("page", PAGES)
-async def test_console_blocks_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
-    config = NodeConfig(port=0, db=tmp_path / "roundelay.db", durability="normal", mods=MODS)
-    async with serve(config) as node:
-        await prepare(node.url, node.owner_token, tmp_path)
-        found: dict[str, str] = {}
-        for line, shown in read_steps(page):
-            typed = re.match(r"echo (.+?) \|", line)
-            stdin = "".join(f"{word}\n" for word in shlex.split(typed[1])) if typed else ""
-            [words] = find_commands(line)
-            words = [NUMBER.sub(lambda it: found.get(it[0], it[0]), word) for word in words[1:]]
-            done = await invoke(
-                *words, stdin=stdin, cwd=tmp_path,
-                ROUNDELAY_URL=node.url, ROUNDELAY_TOKEN=node.owner_token, ROUNDELAY_AS="mia",
-            )  # fmt: skip
-            if shown:
-                assert [VARIES.sub("N", it) for it in done.lines] == [VARIES.sub("N", it) for it in shown]
-                found.update(zip(NUMBER.findall("\n".join(shown)), NUMBER.findall(done.out), strict=True))
+def write_shown_files(folder: Path, page: str) -> None:
+    for start, name in FILES.items():
+        shown = [it for it in BLOCKS if it.language == "yaml" and it.text.startswith(start)]
+        own = [it for it in shown if it.page == page] or [it for it in shown if name != "ann.yaml"]
+        if own:
+            (folder / name).write_text(own[0].text, encoding="utf-8")
+
+
+def test_command_lines_stand_in_console_blocks_only() -> None:
+    others = [it for it in BLOCKS if it.language not in ("console", "sh")]
+    assert [str(it) for it in others if re.search(r"^\$ ", it.text, re.MULTILINE)] == []
+
+
+def list_people(page: str, text: str) -> tuple[str, ...]:
+    if page in LIMITS:
+        return NOBODY_ELSE
+    return ("mia", "bob") if "ann.yaml" in text else ("mia", "bob", "ann")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+async def test_console_blocks_print_what_the_page_shows(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_files(tmp_path)
+    (tmp_path / "mytools.py").write_text(TOOLS, encoding="utf-8")
+    write_shown_files(tmp_path, page)
+    text = "\n".join(block.text for block in PAGES[page])
+    async with AsyncExitStack() as stack:
+        console = Console(tmp_path, OPENAI_API_KEY="unused")
+        stack.push_async_callback(console.close)
+        world = World(console, stack)
+        if page in SUPERVISED:
+            (tmp_path / "roundelay.yaml").write_text(NODE, encoding="utf-8")
+            for line in ("roundelay up", "roundelay send desk 'Good morning' --as mia"):
+                await console.follow(Step(page, line, [], []))
+        elif page == "docs/interop.md":
+            (tmp_path / "roundelay.yaml").write_text("interop: {serve: [http]}\n", encoding="utf-8")
+        elif not STARTS_NODE.search(text):
+            await world.start(LIMITS.get(page, Limits()), list_people(page, text))
+        if page in SUPERVISED or world.node.url:
+            console.environment["ROUNDELAY_AS"] = "mia"
+        names = dict(console.names)
+        last = page
+        for block in PAGES[page]:
+            if block.page != last and block.page != "docs/cluster/operate.md":
+                console.names = dict(names)
+            last = block.page
+            console.folder = tmp_path  # each block is a new terminal
+            for step in read_console(str(block), block.text):
+                for pattern, make in NEEDS.items():
+                    if re.search(pattern, step.line):
+                        await make(world)
+                await console.follow(step)
