@@ -1,8 +1,8 @@
 """The table with the results of a run. The table has one line per measurement, with the value of each round and the
 bound that the value must meet.
 
-This module performs no IO. Its functions convert lines to text, Markdown or plain data. Each measurement decides which
-lines it has.
+This module performs no IO. Its functions convert lines to text, Markdown or plain data. Each measurement module chooses
+the lines of its results.
 """
 
 from __future__ import annotations

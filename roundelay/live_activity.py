@@ -33,7 +33,7 @@ MAX_VIEWING = 256
 MAX_HEARD = 1000
 """Maximum number of stored reaction ids, and of stored pending requests."""
 MAX_WORKS, MAX_WRITING = 256, 32
-"""Maximum number of stored active reactions, and of those with growing texts."""
+"""Maximum number of stored active reactions, and of stored reactions that have growing texts."""
 MAX_CALLS, MAX_DONE, MAX_STREAMS = 32, 256, 64
 """Limits for one reaction: active calls, finished calls, and growing texts."""
 MAX_CHARS, MAX_REPORT_CHARS = 8000, 500

@@ -73,7 +73,9 @@ MAX_TEXT_CHARS = 4_000
 """Maximum length of one message in a hook's output after escaping, in characters."""
 MAX_FETCHED = 500
 ENOUGH = 100
-"""Number of new messages after which a hook reads no further page. One output cannot contain so many messages."""
+"""Number of new messages after which a hook reads no further page. The output of one hook cannot contain more messages
+anyway.
+"""
 _MARK = "\n(Roundelay's mark of this: {})"
 MAX_STOPS = 8
 """Maximum number of consecutive times that a hook keeps its host from stopping. If the limit is reached, the host stops

@@ -105,7 +105,8 @@ def _context(event: str, text: str) -> object:
 
 
 def _answer_claude(event: str, _moment: Moment, text: str) -> object:
-    return _context(event, text)  # for a stop too, because `block` would add the text to the context twice
+    # the event Stop uses this output too, because its output `block` would add the text to the context twice
+    return _context(event, text)
 
 
 def _answer_codex(event: str, moment: Moment, text: str) -> object:

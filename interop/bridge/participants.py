@@ -2,8 +2,8 @@
 
 The names are stored in the user's own folder. The first process in a project is ``claude-myproject``. A second process
 at the same time is ``claude-myproject-2``. After a process has ended, a later process takes over its name and its
-messages. A host starts its hooks and its MCP server as separate processes. Each of these processes finds the host among
-its ancestors.
+messages. A host starts its hooks and its MCP server as separate processes. The hooks and the server find the host
+process among their ancestor processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeo
 
 
 class HostProcess(NamedTuple):
-    """A process of a host. The start time distinguishes the process from a later process with the same process id."""
+    """Running process of a host, such as Claude Code. The start time distinguishes the process from a later process
+    with the same process id.
+    """
 
     pid: int
     started: str

@@ -198,7 +198,7 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
-    # Omit a False value, because `NetworkClient.send` does not accept it. Leaving the option out has the same effect.
+    # Omit a False value, because `NetworkClient.send` does not accept it. A missing option has the same effect.
     if options.get("requires_response") is False:
         del options["requires_response"]
     # Create a new id for a request without one. A request without an id is not idempotent: a retry sends the message

@@ -143,7 +143,7 @@ def is_sdk_installed() -> bool:
 class HostPipe:
     """Stdin and stdout of this process. Create only one instance per process, because it reads stdin until its end.
 
-    Create the instance before the slow imports. The thread of the instance answers the host in the meantime. Call
+    Create the instance before the slow imports. During the imports, the thread of the instance answers the host. Call
     `serve` once after the imports.
     """
 

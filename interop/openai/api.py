@@ -210,7 +210,8 @@ class _OpenAIApi:
         except (RoundelayError, ApiProblem) as error:
             for event in stream.fail(make_problem(error)):
                 yield format_event(event)
-        self._spawn(self._acknowledge(exchange))  # many clients disconnect after the last line
+        # acknowledge in a separate task, because many clients disconnect after the last line
+        self._spawn(self._acknowledge(exchange))
         yield "data: [DONE]\n\n"
 
     async def _show_response(self, request: Request) -> Response:

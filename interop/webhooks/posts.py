@@ -1,8 +1,8 @@
 """Sends one signed request to a receiver: checks the addresses, signs the body, and interprets the response.
 
-A host name is resolved once per request. All its addresses are checked, and the connection uses one of the checked
-addresses. A name whose address changes between check and connection (DNS rebinding) therefore has no effect. Redirects
-are not followed, and no proxy is used.
+A host name is resolved once per request. All addresses of the name are checked, and the connection uses one of the
+checked addresses. A name whose address changes between check and connection (DNS rebinding) therefore has no effect.
+Redirects are not followed, and no proxy is used.
 """
 
 from __future__ import annotations

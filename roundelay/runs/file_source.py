@@ -100,7 +100,7 @@ class FileSource:
     async def knows(self, agent_id: str) -> bool:
         """Return whether a participant has this id. If the beginning of the log was deleted, return True for every id.
 
-        In that case, a deleted row may have registered the participant.
+        A deleted row may have registered the participant.
         """
         joined = (row for row in self._log.rows() if row.type == "registered")
         return self._log.head.first_seq > 1 or any(read_body(row)["agent_id"] == agent_id for row in joined)

@@ -231,7 +231,8 @@ class _Replay:
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
                 continue
-            elif row.actor != "mod:network":  # this mod reports refusals, which replayed tools read from the log
+            # `mod:network` only reports refusals, and replayed tools read these reports from the log
+            elif row.actor != "mod:network":
                 await self._wait_for(row)
                 continue
             # Skip the row but use up its sequence number, so that all later rows get their recorded numbers.

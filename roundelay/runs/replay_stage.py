@@ -45,7 +45,9 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 class ReplayStage:
-    """Network of a replay. The hub's answers to the records in ``held_answers`` wait for `WriteGate.release_answer`."""
+    """Network in which a replay runs. The hub's answers to the records in ``held_answers`` wait for
+    `WriteGate.release_answer`.
+    """
 
     def __init__(
         self,

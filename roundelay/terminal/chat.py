@@ -1,9 +1,9 @@
 """Connect a person at a terminal to the network: run the typed lines, and show messages and events.
 
 `Chat` connects a `NetworkClient` and a `Screen`. `converse` passes typed lines to `Chat`, and `chat_commands` defines
-the commands that begin with /. The current place is the address or thread to which typed lines are sent (`Place`).
-`Chat` never decides who receives a message, and stores nothing permanently. Messages that were shown are acknowledged,
-and all other messages are delivered again next time.
+the commands that begin with /. The current destination is the address or thread to which typed lines are sent
+(`Place`). `Chat` never decides who receives a message, and stores nothing permanently. Messages that were shown are
+acknowledged, and all other messages are delivered again next time.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Chat:
 
         Unread messages are not shown here, because the hub delivers them.
         """
-        with suppress(RequestError):  # the place may have no messages
+        with suppress(RequestError):  # the current destination may have no messages
             welcome, me = self.client.welcome, self.client.agent_id
             # Show only messages up to the time of joining: later messages arrive as deliveries and would appear twice.
             history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
@@ -262,7 +262,7 @@ class Chat:
         stored = await self.client.send(place.to, text, reply_to=place.reply_to, conversation=place.conversation)
         self._accepted.add(place.to)
         self._show_sent(stored, place.to, text, place.reply_to)
-        # A message that arrived meanwhile may have updated the place.
+        # A message that arrived during the send may have changed the current destination.
         if self.place == place and place.reply_to is not None:
             self.place = Place(place.to, place.thread_id, stored.seq)
 

@@ -98,7 +98,7 @@ class MessagePattern(Strict):
 
 
 class Bound(Strict):
-    """Range for a count. `str` describes the range in words."""
+    """Range of allowed values for a count. `str` describes the range in words."""
 
     exactly: Count | None = None
     at_least: Count | None = None

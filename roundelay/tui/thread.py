@@ -136,8 +136,8 @@ class ThreadPane(ReadStateKeys, FileKeys):
     def _update_viewing(self) -> None:
         """Signal to the readers of the thread whether this person is viewing it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
-        # Repeat the signal while the thread is open, because the signal expires on other screens. Signal the end only
-        # once.
+        # Repeat the signal while the thread is open, because the signal expires on other screens. When the person
+        # leaves the thread, signal that only once.
         if was_viewed or self._is_viewed:
             signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
             self.terminal.work(signal)

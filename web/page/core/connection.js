@@ -338,7 +338,7 @@ export class Connection {
     const refusal = this._findFinalRefusal(code, reason, wasWelcome ? null : error);
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
 
-      // The hub has a new ledger, which never issued this token. A superseded session would get 4409.
+      // The hub has a new ledger, which never issued this token. For a superseded session, the code would be 4409.
       this._isUnfenced = true;
     } else if (refusal !== null && code === 4401 && !wasWelcome && this._isElsewhere()) {
       // All addresses of one network accept the same tokens, so this address belongs to a different network.
@@ -398,7 +398,7 @@ export class Connection {
     return null;
   }
 
-  /** Give up a request at which connections end repeatedly. Otherwise the request would block all later requests.
+  /** Give up a request that repeatedly ends the connection. Otherwise the request would block all later requests.
    * @param {number} code */
   _giveUpRepeated(code) {
     const why = "The connection ended repeatedly at this request. Whether the hub accepted it is unknown.";

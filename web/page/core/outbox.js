@@ -97,7 +97,8 @@ export class Outbox {
     try {
       this._storage?.removeItem(this._prefix + messageId);
     } catch {
-      // After a restart, the message is sent once more under its id. Later messages must not wait for its removal.
+      // Continue, because later messages must not wait until the storage works. After a restart, the message is sent
+      // once more under its id.
     }
   }
 
