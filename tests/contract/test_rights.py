@@ -107,7 +107,7 @@ def may_read(role: str, relation: str) -> list[str]:
     ]
 
 
-# --- the table
+# --- the table of expected answers
 
 Expected = Callable[[str, str], str]
 """Function from role and relation to the expected result: ``ok`` or an error code. The test checks the right to call

@@ -198,7 +198,7 @@ async def test_what_waits_for_room_ends_with_the_client(monkeypatch: pytest.Monk
     async with fake_hub(hub) as url, asyncio.timeout(TIMEOUT_S):
         async with client_of(url) as ann:
             sending = [asyncio.create_task(ann.send("agent:bob", it)) for it in range(3)]
-            await asyncio.sleep(0)  # lets each task start
+            await asyncio.sleep(0)  # this step lets each task start
         done = await asyncio.gather(*sending, return_exceptions=True)
     assert Counter(type(it) for it in done) == {ConnectError: 3}
     assert len(hub.sends) <= 1

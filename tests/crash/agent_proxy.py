@@ -24,10 +24,10 @@ class Gone(Exception):
 
 
 class Watcher(Protocol):
-    """Who decides."""
+    """An object that decides which bytes and frames the proxy forwards."""
 
     def admit(self, size: int) -> int:
-        """Return how many of these bytes may be forwarded. Fewer than ``size`` end the process."""
+        """Return how many of these bytes may be forwarded. A result below ``size`` ends the process."""
         ...
 
     async def spent(self) -> None:

@@ -55,7 +55,9 @@ def test_a_measure_gives_its_lines(tmp_path: Path, measures: tuple[str, ...]) ->
     assert lines["full_fsyncs"]["median"] < 1000  # commits share their syncs
     assert set(results["details"]) == set(measures)
     assert results["machine"]["cores"] >= 1
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]  # nodes and ledgers are deleted
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "results.json"
+    ]  # the benchmark has deleted its nodes and ledgers
 
     markdown = _bench(tmp_path, "--markdown", str(kept)).stdout
     shown = [line.split(" | ")[0].strip("| ") for line in markdown.splitlines() if line.startswith("| ")]

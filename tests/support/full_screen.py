@@ -1,8 +1,8 @@
 """`roundelay tui` under test, with real widgets, a terminal in memory and a real hub. A test reads the screen as text
 or as a picture.
 
-Pictures are SVG files. The committed ones are in tests/tui/pictures. RENEW_PICTURES=1 overwrites them. Look at each
-changed picture before you commit it.
+Pictures are SVG files. The committed pictures are in tests/tui/pictures. RENEW_PICTURES=1 overwrites these files.
+Look at each changed picture before you commit it.
 """
 
 from __future__ import annotations

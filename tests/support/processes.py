@@ -55,8 +55,8 @@ class Asked:
 
 
 class Provider(FakeOpenAI):
-    """The model of every agent. The provider's replies depend only on the request. While ``answers`` is clear, it
-    holds its replies back.
+    """The model of every agent. The provider's replies depend only on the request. While ``answers`` is clear, the
+    provider sends no replies.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -133,7 +133,7 @@ class ChaosProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for writer in list(self._open):
             self._abort(writer)
-        await asyncio.sleep(0)  # lets the callbacks of closed transports run
+        await asyncio.sleep(0)  # this step lets the callbacks of closed transports run
 
     async def _serve(
         self, number: int, script: Script | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
