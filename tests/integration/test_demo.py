@@ -7,7 +7,6 @@ import io
 import os
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -34,9 +33,9 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
 from roundelay.network.messages import BaseMessage, DirectMessage
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
+from tests.support.forks import Process, start_roundelay
 
 START_TIMEOUT_S = 60.0
-DEMO = [sys.executable, "-m", "roundelay", "demo"]
 
 
 def run(plan: DemoPlan) -> tuple[list[BaseMessage], str]:
@@ -232,17 +231,12 @@ def test_the_address_of_no_model_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 @asynccontextmanager
-async def demo_process(folder: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def demo_process(folder: Path, *options: str) -> AsyncIterator[Process]:
     """Run the command with its temporary files in a folder of the test."""
-    process = await asyncio.create_subprocess_exec(
-        *DEMO,
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    process = await start_roundelay(
+        "demo", *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(folder)},
-        # A background shell lets its processes ignore the signal, and child processes inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    )  # fmt: skip
     try:
         yield process
     finally:
@@ -251,7 +245,7 @@ async def demo_process(folder: Path, *options: str) -> AsyncIterator[asyncio.sub
             await process.wait()
 
 
-async def read_until(process: asyncio.subprocess.Process, wanted: str) -> str:
+async def read_until(process: Process, wanted: str) -> str:
     assert process.stdout is not None
     seen = ""
     async with asyncio.timeout(START_TIMEOUT_S):
