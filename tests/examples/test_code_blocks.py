@@ -278,16 +278,20 @@ def test_chat_commands_of_pages_exist() -> None:
     assert [it for it in typed if it[1] not in COMMANDS] == []
 
 
-@pytest.fixture(scope="module")
-def developer_commands() -> str:
-    return subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60).stdout
+def test_command_lines_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    developer_commands = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60).stdout
+    for number, (line, words) in enumerate(OURS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        try:
+            check_command(line, words, developer_commands)
+        except (AssertionError, click.ClickException) as error:
+            error.add_note(f"{line.page}: {' '.join(words)}")
+            raise
 
 
-@pytest.mark.parametrize(("line", "words"), OURS, ids=[f"{line.page} {' '.join(words)}" for line, words in OURS])
-def test_command_line_exists(
-    line: Line, words: list[str], developer_commands: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def check_command(line: Line, words: list[str], developer_commands: str) -> None:
     program, *words = words
     if program.endswith("dev"):
         assert re.search(rf"^  {words[0]}\b", developer_commands, re.MULTILINE)
@@ -308,7 +312,7 @@ def test_command_line_exists(
         return
     for word in words:
         if re.fullmatch(r"[\w./-]+\.(db|jsonl|md|yaml)", word):
-            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / word).touch()
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            Path(word).touch()
     with command.make_context(context.info_name, list(words), parent=context.parent):  # raises for a wrong argument too
         pass

@@ -4,6 +4,7 @@ is caught. run.py explains the term.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,17 @@ IN_BROWSERS = "tests/web/test_in_browsers.py"
 CLOCK_TEST = "tests/unit/test_imports.py::test_file_imports_only_what_its_folder_may[network/clock.py]"
 
 
-@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.stem)
-def test_mutant_names_lines_and_tests_that_are_there(path: Path) -> None:
-    mutant = bind(Mutant, load_yaml(path))
-    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
-    for test in mutant.tests:
-        file, *names = test.partition("[")[0].split("::")
-        source = (ROOT / file).read_text(encoding="utf-8")
-        assert all(f"def {name}(" in source or f"class {name}" in source for name in names), test
+def test_mutants_name_lines_and_tests_that_are_there() -> None:
+    read = cache(lambda file: (ROOT / file).read_text(encoding="utf-8"))
+    for path in MUTANTS:
+        mutant = bind(Mutant, load_yaml(path))
+        assert read(mutant.file).count(mutant.old) == 1, path.stem
+        for test in mutant.tests:
+            file, *names = test.partition("[")[0].split("::")
+            assert all(f"def {name}(" in read(file) or f"class {name}" in read(file) for name in names), (
+                path.stem,
+                test,
+            )
 
 
 @pytest.mark.full
