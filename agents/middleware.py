@@ -56,10 +56,10 @@ a callable from a jinja template).
 """
 
 FAILED_CHECKS = "failed_checks"
-"""Metadata key for the names of the failed checks, in an answer that was sent although reviewers found a problem."""
+"""Metadata key of an answer that was sent although checks failed. The value is the list of the failed checks' names."""
 
 PASSED_CHECKS = "passed_checks"
-"""Metadata key for the names of the checks that found no problem in an answer."""
+"""Metadata key of an answer. The value is the list of the names of the checks that found no problem."""
 
 ASK_ATTEMPTS = 2
 """Maximum number of requests that `Around.ask_for` sends to get a reply in the requested form."""

@@ -77,8 +77,8 @@ def _make_lean_tools(mods: bytes, with_history: bool) -> tuple[Sequence[Tool], S
     """
     common = [*communication_tools(), *([read_history] if with_history else [])]
     common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, make_operation_tools(mods)))
-    # Put `load_tools` first, because most requests contain it, and only some contain the other tools. Requests with the
-    # same beginning use the provider's cache.
+    # Put `load_tools` first, because most requests contain it, and only some contain the other tools. If requests begin
+    # alike, the provider's cache applies.
     return [make_load_tools([*common, *offered]), *common], offered
 
 
@@ -149,7 +149,9 @@ def make_load_tools(tools: Sequence[Tool]) -> Tool:
 
 
 _GROUPS: Mapping[str, str] = {READ_HISTORY: "history", "broadcast_text_message": "send"}
-"""Words for tools in the description of `load_tools`. Other tools are listed by the first word of their name."""
+"""Words for tools in the description of `load_tools`. Tools without an entry are listed by the first word of their
+name.
+"""
 
 
 def _matches(name: str, word: str) -> bool:

@@ -168,10 +168,12 @@ class KeptRecords:
 
 
 MAX_LISTED = 8
-"""Maximum number of other threads that a lean prompt lists."""
+"""Maximum number of threads that a lean prompt lists in addition to the threads near the trigger."""
 
 MAX_THREADS = 100
-"""Maximum number of other threads that the hub searches for the prompt (`network.window`)."""
+"""Maximum number of threads, in addition to the trigger's thread, that the hub searches for the prompt
+(`network.window`).
+"""
 
 
 def describe_turn(turn: int, max_turns: int) -> str:

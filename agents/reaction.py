@@ -111,7 +111,7 @@ class Reaction:
 
     @property
     def agent(self) -> Agent:
-        """The agent that has the conversation."""
+        """The agent that controls the conversation."""
         return self.control.agent
 
     @property
@@ -398,8 +398,8 @@ class Reaction:
             append_user_text(self.history, loop_texts.NOT_KEPT)
             is_over = False
         elif ending is not None and not (turn.goes_on and not self._callers):
-            # Text that comes with an effective `finish` is the answer, unless a tool has already sent a message to the
-            # thread.
+            # Text that comes with a `finish` call that takes effect is the answer, unless a tool has already sent a
+            # message to the thread.
             return await self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
         elif any(DISABLED in result.data for result in answers.values()):
             match await self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
@@ -558,8 +558,8 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Run the planned calls in parallel, and answer with `ToolsDone`. ``planned`` and ``refused`` may both be empty,
-    if the model called only `finish`.
+    """Step that runs the planned calls in parallel. The outcome is `ToolsDone`. ``planned`` and ``refused`` may both be
+    empty, if the model called only `finish`.
     """
 
     turn: int

@@ -37,8 +37,8 @@ _PATH = re.compile(rf"{_PART}(/{_PART})*", re.ASCII)
 
 
 def path_of_call(outer: str, turn: int, call: int, run: int = 0) -> str:
-    """Return the path of a call in the run at ``outer``. The first run inside the call (0) has the same path.
-    Further runs are numbered.
+    """Return the path of a call in the run at ``outer``. The first run inside the call (0) has the same path. The path
+    of any further run ends with the number of the run.
     """
     return f"{outer}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
 

@@ -76,7 +76,7 @@ class Playback(Protocol):
         ...
 
     def reads_new_messages(self, reaction: str) -> bool:
-        """Return whether the reaction reads new messages of its thread at this point."""
+        """Return whether the recorded reaction read new messages of its thread at this point."""
         ...
 
 

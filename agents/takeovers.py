@@ -1,5 +1,5 @@
-"""Suspends an agent's work in threads that a person has taken over. New messages wait until the takeover ends. The
-agent then reacts once.
+"""Suspends an agent's work in threads that a person has taken over. New messages wait until the takeover ends. After
+the takeover, the agent reacts once.
 
 `reaction_scheduler` uses this module together with the inbox. The hub decides on takeovers (`ThreadHeld`), so a restart
 may lose the state of this module. An interrupted reaction stays open in the ledger, which marks the reaction as

@@ -85,7 +85,7 @@ class ToolCaller:
 
     async def call(self, turn: int, planned: PlannedCall, reply_text: str) -> ToolResult:
         """Run a planned call through its layers and record the result. ``reply_text`` is the text that the model wrote
-        together with its calls. A request for approval shows this text to people.
+        together with its calls. A request for approval shows ``reply_text`` to people.
         """
         run, index = self._run, planned.index
         replies: list[int] = []  # seqs of the replies that the call waited for

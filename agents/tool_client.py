@@ -5,7 +5,7 @@ only once.
 the number of the message in the call. The client remembers the threads of its messages: if a tool has sent a message to
 the thread of the trigger, the reaction sends no second answer there. Reviewers check a message that may reach the
 requester like an answer, before it is sent (``review``). Reads return only messages that the reaction's own prompt may
-contain. The hub checks this for the trigger.
+contain. The hub limits the answers to the trigger.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class ToolClient:
         )
 
     def _is_change(self, op: str) -> bool:
-        """Return whether an operation may send a message. Operations that the hub declares as reads never do."""
+        """Return whether an operation may send a message. Operations that the hub declares as reads never send a
+        message.
+        """
         return not any(
             operation.op == op and operation.kind == "read" for mod in self.welcome.mods for operation in mod.operations
         )

@@ -50,10 +50,10 @@ class TurnState:
     """State of a reaction at a turn, for instructions and hooks.
 
     ``path`` is empty, except for an agent called as a tool. ``calls`` counts the tool calls that ran so far, by the
-    tool's name. ``values`` is a dictionary that all hooks of the reaction share. When a reaction resumes, the
-    dictionary is empty again. ``history`` is read-only and begins with the system message and the prompt. ``sent_at``
-    is the time of the trigger in milliseconds since the Unix epoch. Pure hooks must use this time, because it stays the
-    same when the reaction resumes. ``trigger`` is None outside of a run.
+    tool's name. ``values`` is a dictionary that all hooks of the reaction share. When a reaction resumes, ``values`` is
+    empty again. ``history`` is read-only and begins with the system message and the prompt. ``sent_at`` is the time of
+    the trigger in milliseconds since the Unix epoch. Pure hooks must use this time, because it stays the same when the
+    reaction resumes. ``trigger`` is None outside of a run.
     """
 
     agent_id: str
@@ -156,7 +156,7 @@ class Replayed:
 
     ``begun``: calls that started, with or without a result. ``once``: started calls that must not run again.
     ``is_last``: the turn had no tools. ``goes_on``: another turn followed. ``is_corrected``: the next turn followed
-    because of a review. ``altered``: the parts of the reply that were not recorded unchanged.
+    because of a review. ``altered``: the parts of the reply whose recorded value differs from the original.
     """
 
     reply: ModelReply

@@ -254,8 +254,8 @@ class ContextEngine(Middleware):
         estimate = count_request(parts.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
-                # The difference of two estimates is more accurate than each estimate. The lower bound is for requests
-                # that became much smaller.
+                # The difference of two estimates is more accurate than each estimate. The lower bound keeps the size
+                # realistic for requests that became much smaller.
                 return max(estimate // 4, counted + estimate - asked)
             case _:
                 return estimate
@@ -267,8 +267,8 @@ class ContextEngine(Middleware):
 class Summary(BaseModel):
     """Summary of the first ``turns`` blocks of a run.
 
-    ``digest`` identifies these blocks. ``audience`` is the seq of the trigger. The readers of the trigger may read the
-    summary.
+    ``digest`` identifies the summarized blocks. ``audience`` is the seq of the trigger. The readers of the trigger may
+    read the summary.
     """
 
     made_in: int

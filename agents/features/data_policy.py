@@ -260,8 +260,8 @@ class DataPolicy(Middleware):
 
 
 def _describe_removed(what: str) -> str:
-    """Return the text that the model reads in a resumed reaction in place of a removed result. The text says what the
-    model can do.
+    """Return the text that the model reads in a resumed reaction in place of a removed result. The text also says how
+    the model can get the result again.
     """
     return f"[This agent's data policy did not keep the {what}. If you still need it, get it again.]"
 

@@ -63,7 +63,7 @@ class KeepResults(Middleware):
         # Search only in the first turn. Later turns and a resumed run read the note, so that all turns show the same
         # results.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
-            # A replay must show the same results as the recorded run, although there may be more records now.
+            # A replay must show the same results as the recorded run, even if the ledger contains more records by now.
             results = around.replayed(KEPT)
             if results is None:
                 results = await self._find(around)

@@ -1,9 +1,9 @@
 """Middleware that summarizes, for later prompts, the messages that no longer fit into a thread's window.
 
 Before the first model call of a reaction, the middleware searches the trigger's thread for messages that neither the
-prompt nor a summary contains. A model (or a function) extends the previous summary with the messages that were found.
-The new summary is stored as a record ``memory`` of the agent, with the seqs of the summarized messages. The hub returns
-a summary (``network.memory``) only if each summarized message may enter the prompt. A summary therefore never reveals a
+prompt nor a summary contains. A model (or a function) extends the previous summary with the messages that it lacks. The
+new summary is stored as a record ``memory`` of the agent, with the seqs of the summarized messages. The hub returns a
+summary (``network.memory``) only if each summarized message may enter the prompt. A summary therefore never reveals a
 message that the prompt must not show. If the newest summary may not be shown, the agent extends an earlier summary. A
 thread with different audiences therefore gets a separate summary for each audience.
 

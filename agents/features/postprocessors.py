@@ -30,7 +30,7 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 FOLLOW_UPS = "follow_ups"
-"""Key in an answer's metadata for the questions that a person might ask next."""
+"""Key in an answer's metadata for questions that a person might ask next."""
 
 MAX_QUESTION_CHARS = 200
 MAX_METADATA_CHARS, MAX_METADATA_DEPTH = 50_000, 32

@@ -106,7 +106,7 @@ class Numbers:
         self._reserved: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Return the number of a source. Use its existing number, or ``wanted`` if that number is free, or else the
+        """Return the number of a source: the existing number of the source, ``wanted`` if that number is free, or the
         next free number. Return None if all numbers are used.
         """
         number = self._by_key.get(reference.key)

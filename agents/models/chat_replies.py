@@ -71,7 +71,7 @@ class CallDraft:
 
 @dataclass(slots=True)
 class Draft:
-    """Reply that has arrived partially. ``is_done`` is true if the server has marked the end of the stream."""
+    """Partially received reply. ``is_done`` is true if the server has marked the end of the stream."""
 
     tools: Collection[str] = ()
     text: StringIO = field(default_factory=StringIO)
@@ -307,7 +307,9 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
 
 
 def describe_page(text: str) -> str:
-    """Describe a reply that is not JSON. Most such replies are web pages of a login, a proxy or a wrong address."""
+    """Describe a reply that is not JSON. Most replies that are not JSON are web pages of a login, a proxy or a wrong
+    address.
+    """
     words = shorten_page(text)[:200]
     return f"it is not JSON: {words!r}; check the address" if words else "it is empty"
 

