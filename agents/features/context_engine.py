@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -66,8 +65,6 @@ SHORT_CHARS = 200
 the result has no summary.
 """
 
-
-_logger = logging.getLogger(__name__)
 
 SUMMARY = "context.summary"  # name of the note, and key in ``state.values``
 # Keys in ``state.values``. `_RESULTS`: rules for shortening results. `_APPLIED`: number of turns in the summary of the

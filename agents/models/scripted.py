@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self, assert_never
+from typing import Annotated, Any, Self, assert_never
 
 from jinja2 import StrictUndefined, TemplateError
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -320,7 +320,7 @@ class RuleAction(Strict):
             raise ValueError("must be exactly one of send, broadcast, tool, say, finish")
         if self.args is not None and self.tool is None:
             raise ValueError("has args without tool")
-        _map_texts(self.args or {}, _check_template)
+        map_texts(self.args or {}, _check_template)
         return self
 
     def build(self, render: Callable[[str], str]) -> Action:
@@ -330,7 +330,7 @@ class RuleAction(Strict):
         if self.broadcast is not None:
             return broadcast(render(self.broadcast.text))
         if self.tool is not None:
-            return Call(self.tool, {name: _map_texts(value, render) for name, value in (self.args or {}).items()})
+            return Call(self.tool, {name: map_texts(value, render) for name, value in (self.args or {}).items()})
         if self.say is not None:
             return Say(render(self.say))
         return finish(render(self.finish or "done"))
@@ -407,13 +407,14 @@ def _read_groups(match: re.Match[str]) -> Mapping[str | int, str]:
     return groups
 
 
-def _map_texts(value: JsonValue, change: Callable[[str], str]) -> JsonValue:
+def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """Apply a function to each text in a JSON value, and return the new value. Keys stay unchanged."""
     match value:
         case str():
             return change(value)
         case list():
-            return [_map_texts(item, change) for item in value]
+            return [map_texts(item, change) for item in value]
         case dict():
-            return {key: _map_texts(item, change) for key, item in value.items()}
+            return {key: map_texts(item, change) for key, item in value.items()}
         case _:
             return value

@@ -29,6 +29,10 @@ def _after(entries: str, field: str) -> _Paging:
     return _Paging(entries, lambda page, _: {"after": page[entries][-1][field]})
 
 
+def _after_told(entries: str, field: str) -> _Paging:
+    return _Paging(entries, lambda page, _: {"after": page[field]})
+
+
 def _before(entries: str, field: str) -> _Paging:
     return _Paging(entries, lambda page, _: {"before": page[entries][-1][field]})
 
@@ -48,12 +52,13 @@ def _receive_next(page: Page, args: Mapping[str, Any]) -> dict[str, Any]:
 _PAGINGS = {
     "channels.list": _after("channels", "name"),
     "channels.members": _Paging("members", lambda page, _: {"after": page["members"][-1]}),
+    "files.list": _after_told("files", "next"),
     "network.approvals": _after("approvals", "seq"),
     "network.dead_letters": _Paging("dead_letters", _name_letter),
     # A thread is read backwards, but the messages of a page are in forward order. So the next page ends before the
     # first message of the current page.
     "network.history": _Paging("messages", lambda page, _: {"before": page["messages"][0]["seq"]}),
-    "network.impact": _Paging("messages", lambda page, _: {"after": page["next"]}, may_be_empty=True),
+    "network.impact": _after_told("messages", "next")._replace(may_be_empty=True),
     "network.inbox": _Paging("items", lambda page, _: {"before": page["next"]}),
     "network.list_agents": _after("agents", "agent_id"),
     "network.list_threads": _before("threads", "last_seq"),
@@ -65,6 +70,11 @@ _PAGINGS = {
     "network.search": _Paging("messages", lambda page, _: {"before": page["next"]}, may_be_empty=True),
     "network.stopped": _before("conversations", "root"),
     "network.usage": _after("calls", "seq"),
+    "notes.list": _after("notes", "note"),
+    "notes.search": _after_told("notes", "next"),
+    "polls.list": _after("polls", "poll"),
+    "tasks.list": _after_told("tasks", "after"),
+    "timers.list": _after_told("timers", "after"),
 }
 
 

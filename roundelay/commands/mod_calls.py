@@ -35,19 +35,12 @@ def call_mod(op: str, **args: Any) -> Any:
     return run(call())
 
 
-def list_pages(op: str, name: str, key: str = "", **args: Any) -> list[Any]:
-    """Return all entries of a listing operation, page by page. The next page starts after the ``next`` or ``after``
-    field of the page, or after the ``key`` field of the page's last entry. Empty arguments are not sent."""
+def list_pages(op: str, name: str, **args: Any) -> list[Any]:
+    """Return all entries of a listing operation. ``name`` is the field of a page that holds its entries."""
 
     async def read() -> list[Any]:
-        entries, wanted = [], {name: value for name, value in _given(args).items() if value != ""}
         async with join(as_person=True) as client:
-            while True:
-                page = await client.call(op, wanted)
-                entries += page[name]
-                if not page["has_more"]:
-                    return entries
-                wanted["after"] = page[name][-1][key] if key else page.get("next", page.get("after"))
+            return [entry async for page in client.pages(op, _given(args)) for entry in page[name]]
 
     return run(read())
 

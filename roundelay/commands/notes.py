@@ -27,7 +27,7 @@ def notes() -> None:
 def list_notes(as_json: bool, thread: str | None) -> None:
     """List the notes that you may read."""
     list_answer(
-        {"notes": list_pages("notes.list", "notes", "note", thread_id=thread)},
+        {"notes": list_pages("notes.list", "notes", thread_id=thread)},
         {
             "NOTE": lambda it: it["note"],
             "VERSION": lambda it: it["version"],

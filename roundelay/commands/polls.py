@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.mod_calls import ListingGroup, call_mod, call_options, list_pages
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import list_answer, show_answer
 from roundelay.display.text import format_day, sanitize
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def polls() -> None:
 @call_options
 def list_polls(thread_id: str | None, is_open: bool, as_json: bool) -> None:
     """List the polls that you may see."""
-    show_list(
-        {"polls": list_pages("polls.list", "polls", "poll", thread_id=thread_id, is_open=is_open)},
+    list_answer(
+        {"polls": list_pages("polls.list", "polls", thread_id=thread_id, is_open=is_open)},
         {
             "POLL": lambda it: it["poll"],
             "STATE": lambda it: "open" if it["is_open"] else "closed",
@@ -40,7 +40,6 @@ def list_polls(thread_id: str | None, is_open: bool, as_json: bool) -> None:
         },
         empty="There are no polls. `roundelay polls create THREAD QUESTION CHOICE CHOICE` creates one.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -50,7 +49,7 @@ def list_polls(thread_id: str | None, is_open: bool, as_json: bool) -> None:
 def show_poll(poll: int, as_json: bool) -> None:
     """Show a poll. A secret poll shows its sums after its end."""
     value = call_mod("polls.results", poll=poll)
-    show(value, lambda _: _describe(value), as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: _describe(value), as_json=as_json)
 
 
 @polls.command("create", short_help="Create a poll in a thread.")
@@ -62,7 +61,7 @@ def show_poll(poll: int, as_json: bool) -> None:
 def create_poll(as_json: bool, **args: Any) -> None:
     """Create a poll for the readers of THREAD, such as channel:dev. Each reader has one vote."""
     value = call_mod("polls.create", **args)
-    show(value, lambda _: [f"Poll {value['poll']} is open."], as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: [f"Poll {value['poll']} is open."], as_json=as_json)
 
 
 @polls.command("vote", short_help="Vote in a poll.")
@@ -73,7 +72,7 @@ def vote(poll: int, choice: str, as_json: bool) -> None:
     """Vote for CHOICE. In an open poll a new vote replaces your last one. A secret vote is final."""
     value = call_mod("polls.vote", poll=poll, choice=choice)
     text = sanitize(f"You voted for {choice} in poll {poll}.")
-    show(value, lambda _: [text], as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: [text], as_json=as_json)
 
 
 @polls.command("close", short_help="Close a poll.")
@@ -82,7 +81,7 @@ def vote(poll: int, choice: str, as_json: bool) -> None:
 def close_poll(poll: int, as_json: bool) -> None:
     """Close a poll that you created, and show its result."""
     value = call_mod("polls.close", poll=poll)
-    show(value, lambda _: _describe(value), as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: _describe(value), as_json=as_json)
 
 
 def _describe(value: dict[str, Any]) -> Iterable[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from roundelay.commands.options import ask_hub, check_id, db_option, identity_options, json_option, read_run
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import show, show_answer, show_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
             yield "\n".join([f"{stamp} {first}", *(CONTINUED + line for line in others)])
 
     value = {"reaction": reaction, "records": records}
-    show(value, describe, as_json=as_json, print_value=print_answer)
+    show_answer(value, describe, as_json=as_json)
 
 
 @reactions.command("cancel", short_help="Ask REACTION to stop.")

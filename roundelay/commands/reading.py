@@ -19,7 +19,7 @@ from roundelay.commands.options import (
     read_run,
     run,
 )
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import list_answer, print_answer, show_answer
 from roundelay.display.text import sanitize, sanitize_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def agents(as_json: bool, online: bool | None) -> None:
         nobody = {None: "registered yet", True: "online", False: "offline"}[online]
         return [format_participants(found, paint=paint) if found else f"Nobody is {nobody}."]
 
-    show({"agents": found}, describe, as_json=as_json, print_value=print_answer)
+    show_answer({"agents": found}, describe, as_json=as_json)
 
 
 @click.command()
@@ -59,7 +59,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
     """List threads, newest first."""
     # a ledger file does not record the readers of a thread
     head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
-    show_list(
+    list_answer(
         {"threads": read_run(db, lambda source: source.threads(limit))},
         {
             "THREAD": lambda it: it["thread_id"],
@@ -72,7 +72,6 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
         },
         empty="Nothing has been said yet.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -113,11 +112,10 @@ def open_items(seq: int, as_json: bool, wait_s: float | None) -> None:
 
     found = ask_hub(lambda client: client.wait_until_quiet(seq, wait_s or 0.0))
     now_ms = time.time_ns() // 1_000_000
-    show(
+    show_answer(
         msgspec.to_builtins(found),
         lambda _: describe_open(found, now_ms),
         as_json=as_json,
-        print_value=print_answer,
     )
     if wait_s is not None and not found.is_quiet:
         sys.exit(1)
@@ -185,9 +183,9 @@ def status(as_json: bool, over_s: float) -> None:
         # A node that waits for leadership refuses connections, but still answers over HTTP.
         alone = read_alone(urls)
         if alone is not None:  # a read replica answered while there is no leader
-            show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
+            show_answer(alone, lambda _: describe_status(alone), as_json=as_json)
         raise
-    show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: describe_status(value), as_json=as_json)
 
 
 @click.command(short_help="Follow messages as they are stored.")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from roundelay.commands.mod_calls import ListingGroup, call_mod, call_options, list_pages
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import list_answer, show_answer
 from roundelay.display.text import format_day, sanitize, sanitize_lines
 
 TASK = click.argument("task", type=click.IntRange(1), metavar="TASK")
@@ -28,14 +28,10 @@ def tasks() -> None:
 @call_options
 def list_tasks(as_json: bool, state: str, is_all: bool, assignee: str | None, conversation: int | None) -> None:
     """List the tasks that you may see, oldest first."""
-    # For --all, query each state by name: `call_mod` does not send empty values.
-    found = [
-        task
-        for chosen in (STATES[1:] if is_all else [state])
-        for task in list_pages("tasks.list", "tasks", state=chosen, assignee=assignee, conversation=conversation)
-    ]
-    show_list(
-        {"tasks": sorted(found, key=lambda it: it["task"])},
+    chosen = "" if is_all else state
+    found = list_pages("tasks.list", "tasks", state=chosen, assignee=assignee, conversation=conversation)
+    list_answer(
+        {"tasks": found},
         {
             "TASK": lambda it: it["task"],
             "STATE": lambda it: it["state"],
@@ -48,7 +44,6 @@ def list_tasks(as_json: bool, state: str, is_all: bool, assignee: str | None, co
         },
         empty="There are no such tasks. `roundelay tasks create TITLE` creates one.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -62,7 +57,7 @@ def show_task(task: int, as_json: bool) -> None:
     if value["result"]:
         lines += ["", "Result:", *sanitize_lines(value["result"])]
     events = (f"{format_day(it['at'])}  {it['by'] or 'tasks'}: {it['text']}" for it in value["events"])
-    show(value, lambda _: [*lines, "", *map(sanitize, events)], as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: [*lines, "", *map(sanitize, events)], as_json=as_json)
 
 
 @tasks.command("create", short_help="Create a task.")
@@ -139,7 +134,7 @@ _add_command("reopen", "Open an ended task again, or refuse its result.")
 
 
 def _show(value: dict[str, Any], *, as_json: bool) -> None:
-    show(value, lambda _: _describe(value), as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: _describe(value), as_json=as_json)
 
 
 def _describe(value: dict[str, Any]) -> list[str]:

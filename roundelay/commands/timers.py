@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from roundelay.commands.mod_calls import ListingGroup, call_mod, call_options, list_pages
-from roundelay.commands.output import print_answer, show, show_list
+from roundelay.commands.output import list_answer, show_answer
 from roundelay.display.text import sanitize
 
 
@@ -20,7 +20,7 @@ def timers() -> None:
 @call_options
 def list_timers(as_json: bool) -> None:
     """List the timers that you created or receive."""
-    show_list(
+    list_answer(
         {"timers": list_pages("timers.list", "timers")},
         {
             "TIMER": lambda it: it["timer"],
@@ -32,7 +32,6 @@ def list_timers(as_json: bool) -> None:
         },
         empty="There are no timers. `roundelay timers create TEXT --in MINUTES` creates one.",
         as_json=as_json,
-        print_value=print_answer,
     )
 
 
@@ -49,7 +48,7 @@ def create_timer(as_json: bool, **args: Any) -> None:
     """Send TEXT later, to yourself or to --to ID. If the recipient is an agent, the message wakes it."""
     value = call_mod("timers.create", **args)
     text = f"Timer {value['timer']} sends to {value['to']} at {value['local_time']}."
-    show(value, lambda _: [sanitize(text)], as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: [sanitize(text)], as_json=as_json)
 
 
 @timers.command("cancel", short_help="Cancel a timer.")
@@ -58,4 +57,4 @@ def create_timer(as_json: bool, **args: Any) -> None:
 def cancel_timer(timer: int, as_json: bool) -> None:
     """Cancel a timer that you created or receive."""
     value = call_mod("timers.cancel", timer=timer)
-    show(value, lambda _: [f"Timer {timer} is cancelled."], as_json=as_json, print_value=print_answer)
+    show_answer(value, lambda _: [f"Timer {timer} is cancelled."], as_json=as_json)

@@ -303,11 +303,6 @@ class RecordedDecision:
         return f"was decided by {join_names(map(sanitize, self.by))} in #{self.seq}: {words}"
 
 
-async def list_decisions(client: NetworkClient, seq: int) -> list[RecordedDecision]:
-    """Return the decisions on a request, oldest first. Raises `RoundelayError`."""
-    return await _list_decisions(client, await find_message(client, seq))
-
-
 async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[RecordedDecision]:
     """Return the decisions on a request, oldest first.
 

@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from roundelay.agents.models.model import Usage
+from roundelay.agents.models.scripted import map_texts
 from roundelay.agents.patterns import compile_pattern
 from roundelay.network.addresses import channel_address, short_address
 from roundelay.network.client import AnyMessage
@@ -370,19 +371,6 @@ class Judge:
 def describe_plain(node: YamlNode) -> str:
     """Format an item of the scenario file on one line."""
     return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
-
-
-def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """Apply a function to each text in a JSON value, and return the new value. Keys stay unchanged."""
-    match value:
-        case str():
-            return change(value)
-        case list():
-            return [map_texts(item, change) for item in value]
-        case dict():
-            return {key: map_texts(item, change) for key, item in value.items()}
-        case _:
-            return value
 
 
 def _count_in_a_row(alike: SequenceMatcher[str], text: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from roundelay.agents.approvals import read_deciders
+from roundelay.agents.models.scripted import map_texts
 from roundelay.network.addresses import channel_address, complete_address, direct_thread
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
@@ -31,7 +32,7 @@ from roundelay.testing.form import (
     Step,
     WaitStep,
 )
-from roundelay.testing.judge import Judge, Matcher, describe_plain, map_texts
+from roundelay.testing.judge import Judge, Matcher, describe_plain
 from roundelay.testing.stage import Stage, client_of
 
 _ONE_EXPRESSION = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
