@@ -4,7 +4,7 @@ with their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -23,19 +23,6 @@ from tests.support.counts import Note
 from tests.support.random_network import EVERYBODY, RandomNetwork
 
 MEMORY = "memory"
-
-
-@pytest.fixture
-def make_network() -> Iterator[Callable[..., RandomNetwork]]:
-    made: list[RandomNetwork] = []
-
-    def make(*args: Any) -> RandomNetwork:
-        made.append(RandomNetwork(*args))
-        return made[-1]
-
-    yield make
-    for network in made:
-        network.close()
 
 
 class Sum(NamedTuple):

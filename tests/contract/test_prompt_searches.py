@@ -4,7 +4,7 @@ row, and the number of reads does not grow with the agent's past.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,19 +25,6 @@ from tests.support.counts import Note
 from tests.support.random_network import EVERYBODY, RandomNetwork
 
 QUERIES = ("said", "word1", "word1 said", "word*", "said from:tom", "said from:desk", "nothing")
-
-
-@pytest.fixture
-def make_network() -> Iterator[Callable[..., RandomNetwork]]:
-    made: list[RandomNetwork] = []
-
-    def make(*args: Any) -> RandomNetwork:
-        made.append(RandomNetwork(*args))
-        return made[-1]
-
-    yield make
-    for network in made:
-        network.close()
 
 
 async def search_anew(

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -18,19 +17,6 @@ from roundelay.network.core.visibility import may_read
 from roundelay.network.operations.views import window
 from tests.support.counts import Note
 from tests.support.random_network import EVERYBODY, RandomNetwork
-
-
-@pytest.fixture
-def make_network() -> Iterator[Callable[..., RandomNetwork]]:
-    made: list[RandomNetwork] = []
-
-    def make(*args: Any) -> RandomNetwork:
-        made.append(RandomNetwork(*args))
-        return made[-1]
-
-    yield make
-    for network in made:
-        network.close()
 
 
 def check(network: RandomNetwork, agent_id: str, counts: Counter[str]) -> None:

@@ -5,7 +5,7 @@ read of every message, and the number of reads does not grow with an agent's pas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,19 +30,6 @@ from tests.support.counts import Note
 from tests.support.random_network import EVERYBODY, RandomNetwork
 
 PAGES, PAGE = 4, 5
-
-
-@pytest.fixture
-def make_network() -> Iterator[Callable[..., RandomNetwork]]:
-    made: list[RandomNetwork] = []
-
-    def make(*args: Any) -> RandomNetwork:
-        made.append(RandomNetwork(*args))
-        return made[-1]
-
-    yield make
-    for network in made:
-        network.close()
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.reading import RecordedReaction, choose_author
+from roundelay.runs.why_text import describe_work
 from roundelay.runs.work import choose_earlier
-from roundelay.runs.work_text import describe_work
 
 STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
