@@ -97,8 +97,7 @@ export class Outbox {
     try {
       this._storage?.removeItem(this._prefix + messageId);
     } catch {
-      // Continue, because later messages must not wait until the storage works. After a restart, the message is sent
-      // once more under its id.
+      // Later messages must not wait for a working storage. After a restart, the message is sent again under its id.
     }
   }
 
