@@ -34,8 +34,8 @@ from .values import AnyMessage
 MAX_REMEMBERED = 65_536
 """Maximum number of handled seqs that are remembered to recognize repeated deliveries.
 
-A killed hub may lose the acknowledgements of about the last second, or more if it is killed several times. Its next
-session then repeats these deliveries.
+A killed hub may lose the acknowledgements of about the last second, or more if it is killed several times. The hub then
+repeats these deliveries in the next session.
 """
 MAX_REASON_CHARS = 2000
 """Maximum length of the reason in a nack, in characters. A hub may refuse a longer reason."""

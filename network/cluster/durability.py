@@ -46,8 +46,8 @@ class DurabilityCheck:
         self.checked_at = asyncio.get_running_loop().time()
         if self._risk and self._is_required:
             raise LedgerError(
-                f"durability full is asked for, and {self._shared.name} does not show it: {self._risk}. Or remove "
-                "`durability` from this node's configuration: then it reports `replicated`."
+                f"durability full is configured, but {self._shared.name} does not provide it: {self._risk}. Or "
+                "remove `durability` from this node's configuration. The node then reports `replicated`."
             )
         if before is not None and bool(before) is not bool(self._risk):
             log.warning("durability of the shared log changed", extra={"durability": self.level})

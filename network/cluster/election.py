@@ -112,11 +112,11 @@ class Election:
         # Append the claim directly after the last record that this node has read. If another node has appended a record
         # since, the engine refuses the claim, and this node continues to follow.
         await log.append("claim", token, Claim(log.node_name).write())
-        # Remember the token, because this node also receives its own heartbeats. Even after the term, it must not
-        # mistake one of them for a heartbeat of another leader.
+        # Remember the token, because this node also receives its own heartbeats. Even after the term, this node must
+        # not mistake such a heartbeat for a heartbeat of another leader.
         self._follower.own_token = token
-        # If the clocks of this node and of the previous leader differ, one of them is wrong, and nobody knows which. So
-        # delete no rows because of their age: a deletion cannot be undone.
+        # If the clocks of this node and of the previous leader differ, one of the clocks is wrong, and it is unknown
+        # which one. So delete no rows because of their age: a deletion cannot be undone.
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 

@@ -233,8 +233,8 @@ class Follower:
         self.behind: int | None = None
         """Number of records that the node had yet to read at the last check, or None before the first check."""
         self.has_caught_up = False
-        """Whether this node has ever reached the end of the log. If so, it does not give up after a temporary failure
-        of the log, but waits."""
+        """Whether this node has ever reached the end of the log. If so, the node waits after a temporary failure of the
+        log, instead of stopping."""
         self.leader_name = ""
         """Name of the leader, or an empty string if the leader is unknown."""
         self.own_token = ""

@@ -127,17 +127,17 @@ class IndexedLog:
         if cursor.position < await self.shared.first():
             beginning = await find_beginning(self.shared)
             raise UnusableLog(
-                f"{self.index.path} has followed {self.name} up to record {cursor.position}, and that log begins at "
-                f"{beginning.end + 1} by now: move {self.index.path} away (but not {self.index.path}.owner), and start "
-                "this node again."
+                f"{self.index.path} contains {self.name} up to record {cursor.position}, but that log now begins at "
+                f"record {beginning.end + 1}. Move {self.index.path} away, but not {self.index.path}.owner, and "
+                "start this node again."
             )
         # Compare the record at the cursor's position, because two different logs may both have a record there.
         async with self.follow(cursor.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != cursor.digest:
             raise UnusableLog(
-                f"{self.index.path} was built from another log than {self.name}: name a new file with --db, or that "
-                "log."
+                f"{self.index.path} was built from another log than {self.name}. Name a new file with --db, or name "
+                "that log."
             )
         # Restore the reader's state at this record from the cursor. Otherwise the node would have to read the log from
         # its start, which may take hours.
@@ -235,9 +235,9 @@ class IndexedLog:
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
             raise UnusableLog(
-                f"The shared log {self.name} begins at {first} by now, and not with a snapshot: someone has deleted "
-                "records. Restore the log, or continue with another one. `roundelay view` and `roundelay export` can "
-                "read the data of this node."
+                f"The shared log {self.name} now begins at record {first}, and not with a snapshot, so records were "
+                "deleted. Restore the log, or continue with another log. `roundelay view` and `roundelay export` "
+                "can read the data of this node."
             )
 
     async def first_kept(self) -> int:

@@ -97,8 +97,8 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """NATS client that never sends credentials over an unencrypted connection. The original client does so if the
-    server does not ask for TLS."""
+    """NATS client that never sends credentials over an unencrypted connection. The original client sends credentials
+    unencrypted if the server does not request TLS."""
 
     def _connect_command(self) -> bytes:
         # If the server requires TLS, the connection is already encrypted at this point.
@@ -138,8 +138,8 @@ class JetStreamLog:
             if refusals:
                 raise LedgerError(
                     f"The NATS servers of {self.name} do not give this user the permissions of a node "
-                    f"({refusals[-1]}): it has to publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> "
-                    f"and {self._subject}.said."
+                    f"({refusals[-1]}). The user must be allowed to publish to $JS.> and {self._subject}.>, and to "
+                    f"subscribe to _INBOX.> and {self._subject}.said."
                 ) from error
             if _is_without_jetstream(error):
                 raise LogUnavailable(
@@ -148,7 +148,7 @@ class JetStreamLog:
                 ) from error
             if isinstance(error, asyncio.TimeoutError) or (isinstance(error, APIError) and error.err_code == NO_LEADER):
                 raise LogElectionPending(
-                    f"The servers of {self.name} can be reached, and do not answer ({_describe(error)})."
+                    f"The servers of {self.name} can be reached, but do not answer ({_describe(error)})."
                 ) from error
             raise self._failed(error) from error
         except BaseException:
@@ -187,13 +187,14 @@ class JetStreamLog:
             await _close_client(client)
             if isinstance(error, ssl.SSLError | _NotEncryptedError):
                 raise LogUnavailable(
-                    f"A NATS server of {self.name} cannot be trusted ({_describe(error)}): let it show a certificate "
-                    "of its host, from an authority that this machine trusts (SSL_CERT_FILE names another one)."
+                    f"A NATS server of {self.name} cannot be trusted ({_describe(error)}). Give the server a "
+                    "certificate for its host from an authority that this machine trusts. SSL_CERT_FILE can name "
+                    "another authority."
                 ) from error
             if refusals:
                 raise LedgerError(
-                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}). Name a user and a password "
-                    "that they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
+                    f"The NATS servers of {self.name} refuse this user ({refusals[-1]}). Name a user and a password "
+                    "that the servers know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
                 ) from error
             why = (
                 f"nothing that speaks NATS answered within {CONNECT_ALL_S:.0f} s"
@@ -255,7 +256,7 @@ class JetStreamLog:
                     # forgotten the id. So read the stored record before giving up leadership.
                     if await self._is_stored(data, after + 1):  # an earlier attempt has stored the record
                         return after + 1
-                    raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
+                    raise LeadershipLost(f"Another node has written to the shared log {self.name}.") from error
                 # Raise permanent errors immediately, because a retry would only delay the commit.
                 if not _may_pass(error) or loop.time() > deadline:
                     raise self._failed(error) from error
@@ -280,7 +281,8 @@ class JetStreamLog:
                 first = (await _await_cancellable(self._context().stream_info(self._address.stream))).state.first_seq
                 if after + 1 < first:
                     raise LogTruncated(
-                        f"The shared log {self.name} begins at {first} by now, and record {after + 1} was requested."
+                        f"The shared log {self.name} now begins at record {first}, but record {after + 1} was "
+                        "requested."
                     )
                 while True:
                     try:
@@ -292,9 +294,9 @@ class JetStreamLog:
                     metadata = message.metadata
                     position = metadata.sequence.stream
                     # If a record is missing or repeated, subscribe again after the last record, because a follower must
-                    # neither miss nor repeat records. Records may be lost in transit. They are repeated if the server
-                    # restarts before the consumer's first record: the client then creates the consumer again at the
-                    # beginning of the stream.
+                    # neither miss nor repeat records. Records may be lost in transit. Records are repeated if the
+                    # server restarts before the consumer's first record: the client then creates the consumer again at
+                    # the beginning of the stream.
                     if position <= after or (position != after + 1 and not is_first):
                         break
                     is_first = False
@@ -308,7 +310,9 @@ class JetStreamLog:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                raise LogUnavailable(f"The shared log {self.name} failed: the connection was given up.") from error
+                raise LogUnavailable(
+                    f"The shared log {self.name} failed, because its connection was closed."
+                ) from error
             finally:
                 with suppress(*FAILURES):
                     await subscription.unsubscribe()
@@ -429,8 +433,9 @@ class JetStreamLog:
         if wrong:
             settings = ", ".join(f"{name} {getattr(config, name)!r}" for name in wrong)
             raise LedgerError(
-                f"The stream {self._address.stream} of {self.name} exists, and is no log of a Roundelay network as "
-                f"requested ({settings}). Name another stream, or the replicas that it has."
+                f"The stream {self._address.stream} of {self.name} exists, but is not a log of a Roundelay network "
+                f"with the requested settings ({settings}). Name another stream, or the replicas that this stream "
+                "has."
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:

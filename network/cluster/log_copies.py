@@ -148,7 +148,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
             with open_database(db) as database:
                 try:
                     return await _compare(shared, database, db, progress)
-                except LogTruncated:  # the log now begins at a later record, so read it from there
+                except LogTruncated:  # The log now begins at a later record. Compare again from this record.
                     if not attempts_left:
                         raise
         raise AssertionError

@@ -231,7 +231,8 @@ class PostgresLog:
         shape = await connection.fetchrow(SHAPE, oid)
         if shape is None or (shape["is_guarded"], shape["rows"]) != (True, ROWS):
             raise UnusableLog(
-                f"The table {table} of {self.name} exists, and is no log of a Roundelay network. Name another network."
+                f"The table {table} of {self.name} exists, but is not a log of a Roundelay network. Name another "
+                "network."
             )
         table_id = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
         if table_id is None:
@@ -301,7 +302,8 @@ class PostgresLog:
                 if position != after + 1:
                     if position == await self.first():  # the log now begins at this record, so no record was lost
                         raise LogTruncated(
-                            f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
+                            f"The shared log {self.name} now begins at record {position}, but record {after + 1} was "
+                            "requested."
                         )
                     raise UnusableLog(
                         f"The shared log {self.name} continues at {position} instead of {after + 1}: records are "
@@ -367,8 +369,8 @@ class PostgresLog:
             self._hinted.set()
 
     def _hint(self) -> None:
-        """Schedule a notification to followers that there are new records. It is not part of the append's transaction,
-        because NOTIFY would then hold a lock of the whole server until the record is synced."""
+        """Schedule a notification to followers that there are new records. The notification is not part of the append's
+        transaction, because NOTIFY would then hold a lock of the whole server until the record is synced."""
         self._is_hint_due = True
         if self._hinting is None or self._hinting.done():
             self._hinting = asyncio.create_task(self._send_hints(), name="shared-log-hints")

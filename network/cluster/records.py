@@ -161,7 +161,8 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
         header = msgspec.json.decode(line, type=Header)
     except _UNREADABLE as error:
         raise UnusableLog(f"This is not a record of a Roundelay network: {error}.") from error
-    # Refuse a record with an unknown format instead of skipping it. It may change the meaning of later records.
+    # Refuse a record with an unknown format instead of skipping it, because the record may change the meaning of later
+    # records.
     if header.format != FORMAT:
         raise UnusableLog(f"Its format is {header.format}. This Roundelay reads format {FORMAT}: upgrade it.")
     return header, body

@@ -162,7 +162,7 @@ class ReplicatedLedger(IndexReads):
             # instead of waiting until heartbeats are missing.
             await self._leader.release()
         self._follower.behind = None  # this node follows no leader until its next check
-        # Stop the read replica. Otherwise it would show clients an index that is no longer updated.
+        # Stop the read replica. Otherwise, clients would read an index that is no longer updated.
         await self._follower.feed.stop()
         await self._log.shared.close()
         await self._log.index.close()

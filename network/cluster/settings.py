@@ -7,7 +7,8 @@ from __future__ import annotations
 HEARTBEAT_S = 0.25
 """Interval between two heartbeats of a leader, in seconds."""
 PRESENCE_S = 1.0
-"""Interval between two heartbeats of a follower, in seconds. They show the other nodes that the follower is running."""
+"""Interval between two heartbeats of a follower, in seconds. These heartbeats show the other nodes that the follower is
+running."""
 LEADER_TIMEOUT_S = 1.0
 """Time without a heartbeat of the leader after which a follower starts an election, in seconds."""
 MAX_SILENCE_STEP_S = 2 * HEARTBEAT_S

@@ -90,8 +90,8 @@ async def _write_snapshot(leader: Leader) -> None:
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
-        # Write the end record last. Without it, readers ignore the chunks, and a reader that begins at the snapshot
-        # knows that the snapshot is incomplete.
+        # Write the end record last. Without the end record, readers ignore the chunks, and a reader that begins at the
+        # snapshot knows that the snapshot is incomplete.
         await indexed.append("based", leader.token, base=position, head=head)
         # Store the cursor now, because `drop` must not delete the record at the cursor's position.
         await indexed.index.append([], [indexed.cursor_write()])

@@ -43,7 +43,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
         value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.stream} if signed.stream else {})}
         return Outcome(effects=(_result(entry, Raw(encode(value))),))
-    # the call was executed once, and executing it twice would be worse than this error
+    # The call was executed once, and executing it twice would be worse than this error.
     if ("call", key) in facts.damaged:
         raise repeat_error("call", entry.call_id, None, is_damaged=True)
     operation = rules.operations[entry.op]

@@ -105,8 +105,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """Refusal that is raised only after everything else was accepted and paid for. It reveals a secret, for example
-        that a closed channel exists. Probing for secrets must not be free."""
+        """Refusal that is raised only after everything else was accepted and paid for. Such a refusal reveals a secret,
+        for example that a closed channel exists. Probing for secrets must not be free."""
         self.absent_ms = 0
         self._call_id = call_id
         self._posts = 0
@@ -274,8 +274,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing "
                 f"channel, or ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check the quota before the name. Only the refusal of a taken name reveals a closed channel, and a participant
-        # without remaining quota must not be able to probe names.
+        # Check the quota before the name. The refusal of a taken name reveals that a closed channel exists, and a
+        # participant who has used up the quota must not be able to test names.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(
@@ -320,7 +320,9 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         if member.is_in or member.standing == "invited":
             return
         if self.state.present(agent_id) is None:
-            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
+            raise UnknownRecipient(
+                f"Nobody is registered as {agent_id!r}. network.list_agents lists the registered participants."
+            )
         self.write_row("channel", data=encode({"channel": name, "event": "invited", "agent_id": agent_id}))
         self.set_value("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
 

@@ -119,7 +119,8 @@ def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
-        # Keep the attempt of a restored dead letter. Without it, the ack cursor would report the message as handled.
+        # Keep the attempt of a restored dead letter. Without this attempt, the ack cursor would report the message as
+        # handled.
         change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
 
 

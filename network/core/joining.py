@@ -233,7 +233,8 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     if join.is_owner:
         if hello.joins_as == "agent":
             raise NotAuthenticated(
-                "The owner's token joins people and services, not agents; let the agent make its own."
+                "People and services can join with the owner's token, but agents cannot. Let the agent create its "
+                "own token."
             )
         return Identity(is_operator=True, binds=False)
     if join.peer.is_trusted:
@@ -248,9 +249,10 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
         kind = "" if hello.joins_as == "agent" else f" --kind {hello.joins_as}"
         raise NotAuthenticated(
-            f"This is not the token of {hello.agent_id}; use the one it first joined with. If that is lost, an "
-            f"operator makes another: roundelay token create {hello.agent_id}{kind}, to be given as ROUNDELAY_TOKEN "
-            f"(before that, roundelay token revoke {hello.agent_id} shuts out whoever found the lost one)."
+            f"This is not the token of {hello.agent_id}; use the token that it first joined with. If that token is "
+            f"lost, an operator creates another one with: roundelay token create {hello.agent_id}{kind}. Pass the "
+            "new token as ROUNDELAY_TOKEN. If someone may have found the lost token, first run: roundelay token "
+            f"revoke {hello.agent_id}."
         )
     if hello.joins_as == "service":
         raise Forbidden("A service needs a token made by an operator: roundelay token create ID --kind service.")
@@ -277,7 +279,7 @@ def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
     if token.revoked:
         raise Forbidden("This token was revoked; ask an operator for another.")
     if token.kind != kind:
-        raise Forbidden(f"This token joins {agent_id} as {token.kind}, not {kind}.")
+        raise Forbidden(f"With this token, {agent_id} joins as {token.kind}, not as {kind}.")
     return Identity(is_operator=token.operator, binds=False)
 
 
@@ -308,13 +310,13 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     if login is None or not is_open:
         gone = "was used by another page" if login is not None and login.used_by else "is unknown, or its time is over"
         raise NotAuthenticated(
-            f"This login {gone}. A link logs in once, and for a few minutes. Make another on the node's machine: "
-            "roundelay web --as ID (an operator elsewhere makes it too)."
+            f"This login {gone}. A link works once, and only for a few minutes. To create another link, run on the "
+            "node's machine: roundelay web --as ID. An operator can also run this command on another machine."
         )
     if login.agent_id != hello.agent_id:
         raise NotAuthenticated(f"This login is not for {hello.agent_id}.")
     if login.kind != hello.joins_as:
-        raise Forbidden(f"This login joins {hello.agent_id} as {login.kind}, not {hello.joins_as}.")
+        raise Forbidden(f"With this login, {hello.agent_id} joins as {login.kind}, not as {hello.joins_as}.")
     return Identity(is_operator=login.operator, binds=False, login=login)
 
 

@@ -89,8 +89,8 @@ class Allowance(Struct, frozen=True):
 
 
 class Quotas:
-    """Allowances of all participants: ``default`` for most of them, and individual ones in ``own`` by participant
-    id."""
+    """Allowances of all participants: ``default`` applies to most participants, and ``own`` contains individual
+    allowances by participant id."""
 
     def __init__(self, limits: Limits, own: Mapping[str, Quota]) -> None:
         self._names = tuple(Quota.model_fields)

@@ -225,8 +225,8 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
 
 
 def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
-    """Return the notice that a reaction stopped because a budget is used up. It goes to operators and to the readers of
-    the trigger's thread."""
+    """Return the notice that a reaction stopped because a budget is used up. The notice goes to operators and to the
+    readers of the trigger's thread."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))

@@ -38,7 +38,7 @@ def _is_own(change: ChangeSet, thread_id: str) -> bool:
     state, origin = change.state, change.origin
     agent_id, is_operator = origin.agent_id, origin.is_operator
     kind, _, name = thread_id.partition(":")
-    # The thread was readable before. Its first message may have been deleted since.
+    # The thread was readable before. The first message of the thread may have been deleted since.
     if thread_id in state.read_states_of(agent_id):
         return True
     if thread_id == BROADCAST:

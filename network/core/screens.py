@@ -145,8 +145,8 @@ def check_screens(
             for entry in action.inputs:
                 if not _is_text(schemas[entry.argument]):
                     raise ModError(
-                        f"The screen {screen.id!r} of the mod {mod} lets people enter {entry.argument} of {action.op}, "
-                        "which is no text. Take a text in the operation, and convert it there."
+                        f"The screen {screen.id!r} of the mod {mod} lets people enter {entry.argument} of "
+                        f"{action.op}, which is not text. Accept text in the operation, and convert it there."
                     )
 
 

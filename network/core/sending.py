@@ -158,8 +158,8 @@ def check_session(state: State, origin: Origin) -> None:
     #   of           s1  s1      s2  s1: no   s2              s2: no
     #
     # Entry d waited in the batch, or arrived before the connection of s1 was closed. So compare the session's token
-    # with the participant's token at the entry's position in the log. It would not be enough to check whether the
-    # session is connected: two processes could then act for one agent at the same time.
+    # with the participant's token at the entry's position in the log. A check whether the session is connected would
+    # not be enough: two processes could then act for one agent at the same time.
     participant = state.everyone.get(origin.agent_id)
     if participant is None or participant.removed_seq is not None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
@@ -408,7 +408,9 @@ def _find_destination(
         case "agent":
             recipient = state.everyone.get(name)
             if recipient is None or recipient.removed_seq is not None:
-                raise UnknownRecipient(f"Nobody is registered as {name!r}. network.list_agents lists who is.")
+                raise UnknownRecipient(
+                    f"Nobody is registered as {name!r}. network.list_agents lists the registered participants."
+                )
             destination = _Destination("direct", _find_direct_thread(sender, name, parent, frame))
         case "channel":
             find_channel(state, origin, name)

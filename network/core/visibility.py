@@ -324,7 +324,7 @@ class PromptFilter:
         return frozenset(filter(self._state.is_person, self._audience))
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread alone is enough to refuse all messages of the thread. It is enough for a
+        """Return whether the id of a thread alone is enough to refuse all messages of the thread. This is true for a
         direct thread with a person if some member of the audience is not in the thread, because each message of such a
         thread is its own label. With the visibility ``current``, all threads except the trigger's thread are
         refused."""
@@ -347,8 +347,9 @@ class PromptFilter:
         return self._programs is not None and self._is_shared(label)
 
     def _is_shared(self, label: MessageHead) -> bool:
-        """Return whether the prompt for a trigger without people may contain messages with a label. It may if no person
-        can read the label's thread and all participants of the trigger's thread are in the label's thread."""
+        """Return whether the prompt for a trigger without people may contain messages with a label. The prompt may
+        contain these messages if no person can read the label's thread and all participants of the trigger's thread are
+        in the label's thread."""
         # Cache one result per label: thousands of messages have only a few different labels.
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq

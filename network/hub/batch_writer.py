@@ -279,8 +279,8 @@ class BatchWriter:
             quote = self._new_id()
             log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
             outcome = refuse_after_defect(entries[0], quote)
-        # Commit the entries one by one. Otherwise an entry that does not fit or triggers the bug would make the others
-        # fail too.
+        # Commit the entries one by one. Otherwise, an entry that is too large or triggers a bug would make all other
+        # entries fail too.
         if len(entries) > 1:
             for entry in entries:
                 await self._commit_or_refuse([entry])
@@ -346,7 +346,8 @@ class BatchWriter:
             draining.cancel()
             if not loading.done():
                 loading.cancel()
-                # Wait for the cancelled task. It must not use the ledger while `Hub.close` closes it.
+                # Wait for the cancelled task, because the task must not use the ledger while `Hub.close` closes the
+                # ledger.
                 await asyncio.wait((loading,))
         if not loading.cancelled():
             loading.result()

@@ -248,7 +248,7 @@ class HubConnection(ServerConnection):
                 break
         if protocol.state is not _OPEN:
             if self._session is not None or protocol.eof_sent:
-                # the end of a closing handshake, or the body of a refused request
+                # This is the end of a closing handshake, or the body of a refused request.
                 super().data_received(splitter.take_rest())
         elif splitter.state is REFUSED:
             self._refuse_size()
@@ -260,7 +260,7 @@ class HubConnection(ServerConnection):
     def _read_on(self) -> None:
         """Handle the data that was received while reading was paused, and only then read more. If the hub read more
         first, unhandled data would accumulate in memory."""
-        # after the end of the stream, the peer waits for no answer
+        # After the end of the stream, the peer waits for no answer.
         if not self._holds and not self.protocol.reader.eof:
             self.data_received(b"")
         if not self._holds and not self.transport.is_closing():
@@ -301,7 +301,7 @@ class HubConnection(ServerConnection):
             self.acknowledge_pings(bytes(event.data))
         elif event.opcode is Opcode.PING:
             if self.transport.get_write_buffer_size() > UNREAD_BYTES:
-                # stop reading from a peer that sends many pings and does not read the pongs
+                # Stop reading from a peer that sends many pings and does not read the pongs.
                 self.pause_reading("pongs")
         elif event.opcode is Opcode.TEXT and event.fin:
             self._receive_text(bytes(event.data))
@@ -359,7 +359,7 @@ class HubConnection(ServerConnection):
             self._handshakes.move(self, source_of((host,)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # skip the library's `ServerConnection`, which would start a handler of its own
+        # Skip the library's `ServerConnection`, which would start a second handler.
         Connection.connection_made(self, transport)
         self._accepted = None
         # Pause at the first byte that the socket does not accept. Later messages then wait in the session's queue,
@@ -466,7 +466,7 @@ class HubConnection(ServerConnection):
         if session is None or self.protocol.state is not _OPEN:
             return
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
-            # the hub does not read acknowledgements during these pauses, so the reader cannot show progress
+            # The hub does not read acknowledgements during these pauses, so the reader cannot show progress.
             self._stall_watch.reset()
         waiting = _count_waiting(self.transport)
         # Count the bytes that have left the kernel. The bytes that the hub wrote prove nothing: the kernel buffers data

@@ -291,7 +291,7 @@ class Intake:
         max_bytes = self._max_pending_bytes
         if self.pending.bytes >= max_bytes and self.pending.is_beyond_share(origin.agent_id, max_bytes):
             self._registry.counts["overloaded"] += 1
-            raise Overloaded("The hub's writer is behind; send the same again.", 200)
+            raise Overloaded("The hub is too busy to store this frame; send the same frame again.", 200)
 
     def _pause_overloading(self, session: Session) -> None:
         """Stop reading from a session whose participant has more than its share of the pending bytes.
@@ -343,8 +343,8 @@ class Intake:
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
             raise TooLarge(
-                f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less "
-                "of it."
+                f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); store "
+                "less data."
             )
         # The digest covers the reaction and the kind too. A frame that uses a record id again for another record must
         # be refused, not answered as a repeat.
@@ -437,13 +437,15 @@ class Intake:
         reads, max_bytes = self._registry.open_reads(session), self._limits.session_queue_bytes
         if reads.in_progress >= self._limits.max_reads:
             raise Overloaded(
-                f"max_reads ({self._limits.max_reads}) of this session are in progress; send the same again later.", 100
+                f"This session has {self._limits.max_reads} calls in progress, the maximum (max_reads); send the "
+                "same call again later.",
+                100,
             )
         # Always accept the first read, however large its frame is. Otherwise a large frame could never succeed.
         if reads.request_bytes and reads.request_bytes + size > max_bytes:
             raise Overloaded(
-                f"The reads in progress of this session hold session_queue_bytes ({max_bytes}); send the same again "
-                "later.",
+                f"The results of this session's calls in progress have reached session_queue_bytes ({max_bytes}); "
+                "send the same call again later.",
                 100,
             )
         if entry is None:
@@ -501,7 +503,7 @@ class Intake:
         if frame.seq > outbox.delivered or mailbox is None:
             self._count_frame(session)
             raise InvalidArguments(
-                f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
+                f"ack {frame.seq} is above {outbox.delivered}, the highest seq that was delivered on this session."
             )
         if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
             # Count only an ack that acknowledges nothing new. Otherwise a fast reader would use up its rate.
@@ -528,15 +530,15 @@ class Intake:
         mailbox = self._registry.participants.find_mailbox(origin.agent_id)
         if not outbox.is_unacked(frame.seq) or mailbox is None:
             raise InvalidArguments(
-                f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
-                "acked."
+                f"nack {frame.seq} names no open delivery of this session. Only a message that was delivered and not "
+                "acknowledged can be refused."
             )
         # Each failed message needs a timer and a stored attempt. Without this limit, a client could nack every message
         # and exhaust memory.
         if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
                 f"{len(mailbox.failed)} failed messages of {origin.agent_id} are not handled yet, the maximum "
-                f"(max_put_off); {frame.seq} stays with this session: ack it, or nack it again later."
+                f"(max_put_off); {frame.seq} stays open in this session. Acknowledge it, or refuse it again later."
             )
         # Free the window now, not at the commit. Otherwise a window full of nacked messages would stop deliveries until
         # then.
@@ -569,10 +571,12 @@ def _parse_started(frame: RecordFrame) -> tuple[int, int]:
     trigger, text = body.get("trigger"), bytes(raw)[:40].decode(errors="replace")
     if type(trigger) is not int:
         raise InvalidArguments(
-            f"body.trigger of a started record is the seq of the message that the reaction is for; here it is {text}."
+            f"body.trigger of a started record must be the seq of the message that the reaction is for, not {text}."
         )
     if not 0 < trigger < SEQ_LIMIT:  # SQLite cannot store a larger number
-        raise UnknownMessage(f"There is no message {text}; body.trigger of a started record is the seq of one.")
+        raise UnknownMessage(
+            f"There is no message {text}; body.trigger of a started record must be the seq of a message."
+        )
     manifest = body.get("manifest")
     # Ignore wrong items of a manifest. The manifest only decides which messages retention keeps for the reaction.
     seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []

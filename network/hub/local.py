@@ -31,7 +31,8 @@ class LocalTransport:
         if self._hub.loop is not asyncio.get_running_loop():
             raise ConnectError(
                 "This network was opened in another event loop. Open it in the loop in which it is used: asyncio.run "
-                "makes a loop each time, and pytest-asyncio one for each test unless loop_scope says otherwise."
+                "creates a new loop for each call, and pytest-asyncio creates a loop for each test unless loop_scope "
+                "is set."
             )
         return LocalConnection(self._hub)
 

@@ -214,7 +214,8 @@ class Pages:
                 if row.seq in mailbox.awaiting_retry:
                     session.outbox.skipped.add(row.seq)  # the timer will deliver the message to this session too
                     return None
-        # A page may contain a message that failed before. Its attempt number must be the same as in a redelivery.
+        # A page may contain a message that failed before. The attempt number of this message must be the same as in a
+        # redelivery.
         attempt = self._participants.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 

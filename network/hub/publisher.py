@@ -289,8 +289,8 @@ class Publisher:
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin = effect.hello, effect.participant, effect.origin
         registry, state, meta = self._registry, self._registry.state, self._registry.meta
-        # Supersede the older session even if the new session has already ended. Its fencing token is refused from now
-        # on, so its runner must be informed.
+        # Supersede the older session even if the new session has already ended. The older session's fencing token is
+        # refused from now on, so the runner of this session must be informed.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
         # The connection may have ended while its hello was in the batch. In this case the registration remains, but no

@@ -109,13 +109,14 @@ class Redelivery:
         del self._timers[agent_id, seq]
         live = self._participants.get(agent_id)
         if live is not None and (row is None or row.is_damaged):
-            live.mailbox.mark_handled(seq)  # if retention deleted the row, the session's welcome has reported `limited`
+            # If retention deleted the row, the session's welcome has reported `limited`.
+            live.mailbox.mark_handled(seq)
             if row is not None:
                 self._output.notice(live.sessions, "damaged", None, {"seq": seq})
         if row is None or row.is_damaged or live is None or seq not in live.mailbox.awaiting_retry:
             return
         if row.head is not None and not is_recipient(self._participants.state, agent_id, row.head):
-            # the recipient lost the right to read the message, so pages leave it out too
+            # The recipient has lost the right to read the message, so pages omit the message too.
             live.mailbox.mark_handled(seq)
             return
         # The participant has no session. When a session joins, `resume` schedules the stored attempt again.
@@ -137,7 +138,8 @@ class Redelivery:
         live.mailbox.awaiting_retry.discard(seq)
         for session in chosen:
             session.outbox.skipped.discard(seq)
-            # If the session has not reached this seq, a later page delivers the message. It must not arrive twice.
+            # If the session has not reached this seq, a later page delivers the message. The message must not be
+            # delivered twice.
             if seq <= session.outbox.position:
                 session.outbox.push_redelivery(seq, deliver_bytes(row.data, attempt))
                 self._output.schedule_flush(session)

@@ -71,7 +71,7 @@ def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        # without pins, every stored row may be deleted because of its age or size
+        # Without pins, every stored row may be deleted because of its age or size.
         pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 
@@ -164,8 +164,8 @@ async def run_retention(
         # Log once per leap, and only if the leap changes which rows are deleted.
         if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
-                "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour "
-                "nothing is dropped for its age",
+                "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for one hour, no "
+                "row is dropped because of its age",
                 clock_watch.leap_ms / DAY_MS,
             )
         was_suspect = clock_watch.is_suspect

@@ -171,8 +171,8 @@ class WebSocketServer:
                 "of open files",
                 extra={"error": error.strerror},
             )
-        # Stop polling the socket for a while. It stays readable, so the loop would otherwise call `_accept` again and
-        # again.
+        # Stop polling the socket for a while, because the socket stays readable. Otherwise, the loop would call
+        # `_accept` again and again.
         if not self._handshakes.evict_one():
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_PAUSE_S, self._start_accepting, listening)

@@ -142,7 +142,7 @@ class SessionRegistry:
         self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
         for arrival in session.arrivals:
-            # Cancel the read instead of waking it. Otherwise it would compute an answer that nobody receives.
+            # Cancel the read instead of waking it. Otherwise, the read would compute an answer that nobody receives.
             arrival.cancel()
         session.arrivals.clear()
         if session.reads is not None:
@@ -177,7 +177,7 @@ class SessionRegistry:
         period."""
         while self.has_reactor(agent_id):
             reactor_end = self._reactor_ends.setdefault(agent_id, self._loop.create_future())
-            # shield the future: all callers that wait for this agent share it
+            # Shield the future, because all callers that wait for this agent share it.
             has_said_bye = await asyncio.shield(reactor_end)
             if not has_said_bye:
                 await asyncio.sleep(grace_s)
@@ -245,7 +245,7 @@ class SessionRegistry:
     def push(self, sessions: Iterable[Session], delivery: Delivery, sender_session: str) -> None:
         """Queue a published message for each session that is up to date, except ``sender_session``.
 
-        A session that is behind is skipped, because it reads the message from its pages.
+        A session that is behind is skipped, because it gets the message from a page of the ledger (see `delivery`).
         """
         seq, _, needs_ack = delivery
         dirty = self._dirty

@@ -69,8 +69,8 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
-    # msgspec accepts long numbers, but Python's `json` and other parsers refuse them. One such message would break
-    # clients that use those parsers.
+    # Note that msgspec accepts long numbers, but Python's `json` and other parsers refuse them. One such message would
+    # break clients that use those parsers.
     if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
         raise FrameError(
             InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
@@ -119,7 +119,7 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
             if (frame.to is UNSET) == (frame.thread_id is UNSET):
                 raise _refuse("a signal names either to or thread_id", data)
             if frame.trigger is not UNSET and frame.thread_id is UNSET:
-                raise _refuse("trigger goes with thread_id only: it is a message of that thread", data)
+                raise _refuse("trigger is allowed only with thread_id: it must be a message of that thread", data)
         case HelloFrame():
             if frame.card is not UNSET:
                 _check_card(frame.card, data)
@@ -139,7 +139,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
         raise _refuse("message_id must be 1 to 128 visible ASCII characters", data)
     if frame.conversation is not UNSET:
         if not frame.to.startswith("agent:"):
-            raise _refuse("conversation goes with the address of a participant only", data)
+            raise _refuse("conversation is allowed only with the address of a participant", data)
         if not is_id(frame.conversation):
             raise _refuse("conversation must be lower case letters, digits, '.', '_', '-', at most 64", data)
     # Most messages have none of these fields. This test lets them skip the checks below.
@@ -148,12 +148,12 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
     if frame.requires_response is False:
         raise _refuse("requires_response is true or a list of ids; leave it out otherwise", data)
     if isinstance(frame.requires_response, list) and not all(map(is_id, frame.requires_response)):
-        raise _refuse("requires_response names something that is not an id", data)
+        raise _refuse("requires_response contains a value that is not an id", data)
     if frame.exclude_agent_ids is not UNSET:
         if frame.to != "broadcast":
-            raise _refuse("exclude_agent_ids goes with the address broadcast only", data)
+            raise _refuse("exclude_agent_ids is allowed only with the address broadcast", data)
         if not all(map(is_id, frame.exclude_agent_ids)):
-            raise _refuse("exclude_agent_ids names something that is not an id", data)
+            raise _refuse("exclude_agent_ids contains a value that is not an id", data)
     if frame.metadata is not UNSET and not _is_object(frame.metadata):
         raise _refuse("metadata must be an object", data)
 

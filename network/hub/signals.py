@@ -144,8 +144,8 @@ class Signals:
             head = (await self._ledger.heads([trigger])).get(trigger)
         if head is None or head.thread_id != thread_id or not may_read(self._registry.state, sender, head):
             raise UnknownMessage(
-                f"There is no message {trigger} in {thread_id[:80]!r} that {sender} may read; trigger is the seq of "
-                "one."
+                f"There is no message {trigger} in {thread_id[:80]!r} that {sender} may read; trigger must be the "
+                "seq of such a message."
             )
         return [head]
 
@@ -167,8 +167,8 @@ class Signals:
         reactions = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
         if len(reactions) > MAX_OPEN_REACTIONS:
             raise InvalidArguments(
-                f"{sender} has more than {MAX_OPEN_REACTIONS} reactions open; a signal names the message that it is "
-                "about as its trigger."
+                f"{sender} has more than {MAX_OPEN_REACTIONS} open reactions, so a signal must name the message that "
+                "it is about as its trigger."
             )
         own = [
             reaction

@@ -149,7 +149,7 @@ class DatabaseFile:
                 raise await asyncio.to_thread(self._explain, error) from error
             finally:
                 self._is_rescued = False
-                # release the lock even after a failure: otherwise no node could open the file again
+                # Release the lock even after a failure. Otherwise, no node could open the file again.
                 self._lock.release()
 
     async def verify(self) -> None:
@@ -240,7 +240,8 @@ class DatabaseFile:
         migrate(db)
         if not self._is_index and db.execute("SELECT 1 FROM state WHERE tbl = 'followed'").fetchone():
             raise LedgerError(
-                f"{self.path} is a node's index of a shared log, and holds nothing of its own: name the log with --log."
+                f"{self.path} is a node's index of a shared log, and contains no data of its own. Name the log with "
+                "--log."
             )
         meta = load_meta(db, (CHECKED_FROM, FLUSHED_TO))
         self._damage.restart(int(meta[CHECKED_FROM]))

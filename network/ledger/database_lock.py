@@ -10,10 +10,11 @@ There are two reasons:
 - The descriptor carries the lock that keeps other nodes away. The lock belongs to the inode, whatever name the file
   has.
 
-``FILE.head`` is a second file, next to the database. Its first line has the epoch and the newest stored seq. This line
-is written after a commit and before the answers to the commit's entries, so it is never ahead of the database. A
-database that is behind ``FILE.head`` is an older copy. The second line identifies the database to which the WAL
-belongs. SQLite copies a WAL into any database with the right name, which would ruin a copy that was moved to this name.
+``FILE.head`` is a second file, next to the database. The first line of this file contains the epoch and the newest
+stored seq. This line is written after a commit and before the answers to the commit's entries, so it is never ahead of
+the database. A database that is behind ``FILE.head`` is an older copy. The second line identifies the database to which
+the WAL belongs. SQLite copies a WAL into any database with the right name, which would ruin a copy that was moved to
+this name.
 
   order of writes:      rows (-wal)  ->  synced (durability full)  ->  FILE.head  ->  the sender's answer
   so at each start:     newest seq in the database  >=  seq in FILE.head, or the database is an older copy

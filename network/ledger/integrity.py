@@ -115,7 +115,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
         ("meta", "SELECT key, value, crc FROM meta"),
         ("state", "SELECT tbl, key, value, crc FROM state"),
     ):
-        # Damaged text must not end the check. Its row does not match the checksum, so the row is listed.
+        # Damaged text must not end the check. The row with this text does not match its checksum, so the row is listed.
         with reading_any_text(db):
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _describe_rows(f"the table {table}", bad)

@@ -313,7 +313,7 @@ class MemoryLedger:
             del calls[key]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        # size limits do not apply to this ledger
+        # Size limits do not apply to this ledger.
         old = [seq for seq in self._rows.order if _is_old(self._rows.by_seq[seq], trim)]
         dropped = [seq for seq in old if seq < trim.pinned][: trim.limit]
         messages = [seq for seq in dropped if self._rows.by_seq[seq].type != "record"]

@@ -227,7 +227,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
     def collect(rows: Iterator[Row]) -> bool:
         """Collect the rows to delete. Return whether rows are left for another transaction."""
-        # start from empty lists, because `read_rows` may call this function twice
+        # Start with empty lists, because `read_rows` may call this function twice.
         for collected in (seqs, keys, places, damaged):
             collected.clear()
         size = 0

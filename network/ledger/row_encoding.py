@@ -172,8 +172,8 @@ def list_places(row: Row) -> Iterator[str]:
 
 
 def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
-    """Add a row's seq to the lists of its places. The places are the same as in `list_places`, but this function is
-    faster for many rows."""
+    """Add a row's seq to the list of each place in ``places``. The places are the same as those from `list_places`, but
+    this function is faster for many rows."""
     seq, target, stream = row.seq, row.target, row.stream
     if row.type == "message" and target and stream:
         places[f"to/{target}"].append(seq)

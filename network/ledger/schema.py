@@ -230,7 +230,7 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:
-            # after some errors, such as a full disk, SQLite has already ended the transaction
+            # After some errors, such as a full disk, SQLite has already ended the transaction.
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise

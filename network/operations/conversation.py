@@ -493,7 +493,8 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Rea
     """Return the first reaction of an agent whose prompt contained a message that was not its trigger, and whether such
     a reaction exists. The reaction itself is returned only if the caller may read its trigger."""
     after = seq
-    # Read only a few reactions first. Nearly always, the next reaction is the right one or no reaction is.
+    # Read only a few reactions first. In nearly all cases, the very next reaction is the wanted reaction, or there is
+    # no such reaction.
     for size in (4, REACTIONS_SEARCHED - 4):
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:

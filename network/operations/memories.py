@@ -143,8 +143,8 @@ class _Memories:
         if memory.messages:
             self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
-            # Remove the oldest memory. Memories that continue it still work, because each of them refers directly to
-            # its predecessor.
+            # Forget the oldest memory. A later memory that continues it still works, because the later memory
+            # refers directly to its predecessor.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:

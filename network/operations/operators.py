@@ -42,7 +42,9 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     """Remove a participant for good."""
     participant = change.state.present(agent_id)
     if participant is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
+        raise UnknownRecipient(
+            f"Nobody is registered as {agent_id!r}. network.list_agents lists the registered participants."
+        )
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
@@ -311,7 +313,9 @@ def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     """Resume an agent that was stopped because it answered without causes. ``was_stopped``: the agent had been
     stopped."""
     if change.state.present(agent_id) is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
+        raise UnknownRecipient(
+            f"Nobody is registered as {agent_id!r}. network.list_agents lists the registered participants."
+        )
     bucket = change.state.bucket(agent_id)
     answers = bucket.answer_count
     was_stopped = answers.is_reported and not has_person_written(change.state, agent_id, answers.since)
@@ -329,7 +333,9 @@ async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit 
     hub = reading.hub
     agent_id = resolve_owner(reading.origin, agent_id, "The quotas of others are for operators.")
     if agent_id is not None and hub.state.participant(agent_id) is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
+        raise UnknownRecipient(
+            f"Nobody is registered as {agent_id!r}. network.list_agents lists the registered participants."
+        )
     names = [agent_id] if agent_id is not None else _list_storing(hub.state)
     shares = [(_used(hub.state, hub.quotas, name), name) for name in names]
     fullest = nsmallest(limit, ((-used, name) for used, name in shares if used > 0 or agent_id is not None))

@@ -173,7 +173,7 @@ def decide(
     origin, state, head = change.origin, change.state, change.facts.heads.get(seq)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, head)):
         raise UnknownMessage(
-            f"There is no message {seq} that {origin.agent_id} may read. seq must be that of a request for approval."
+            f"There is no message {seq} that {origin.agent_id} may read. seq must be the seq of a request for approval."
         )
     if origin.kind != "human":
         raise Forbidden(f"Only people decide on calls, and {origin.agent_id} is registered as {origin.kind}.")

@@ -176,7 +176,7 @@ class Reading(Struct, frozen=True):
     def blobs(self) -> BlobStore:
         """The blob store of the node. Raises `Forbidden` if the node has no blob store."""
         if self.hub.blobs is None:
-            raise Forbidden("This node follows and has no files. Read them from the node that leads.")
+            raise Forbidden("This node is a follower and has no files. Read the files from the leader.")
         return self.hub.blobs
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:

@@ -188,5 +188,6 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
         # Raise the same error for missing messages, so that an agent cannot find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
-                f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."
+                f"There is no message {seq} that was delivered to {agent_id}. network.receive returns the delivered "
+                "messages."
             )

@@ -118,7 +118,7 @@ def test_input_that_is_no_text_refuses_to_load() -> None:
             """Add the wishes again."""
             return {}
 
-    with pytest.raises(ModError, match=r"lets people enter times of wishes\.repeat, which is no text"):
+    with pytest.raises(ModError, match=r"lets people enter times of wishes\.repeat, which is not text"):
         load_mods([Counts()], {})
 
 

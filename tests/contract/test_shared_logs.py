@@ -216,7 +216,7 @@ async def test_the_oldest_records_are_dropped_and_count_no_longer(logs: Logs, mo
     with pytest.raises(LeadershipLost):
         await log.append(b"late", 6)
     assert [len(data) for _, data in await read(other, 7, after=4)] == [200_000, 200_000, 1]
-    with pytest.raises(LogTruncated, match="begins at 5 by now"):
+    with pytest.raises(LogTruncated, match="now begins at record 5"):
         await read(log, 7, after=0)
     told = await log.describe()
     assert told["records"] == 3

@@ -424,7 +424,7 @@ async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_pas
             await wait_until_chosen([f"nats://roundelay:p4ss@{host}" for host in hosts.split(",")])
         up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
         refused = await invoke(*up, f"nats://{hosts}/lab?replicas=3", code=1)
-        assert "refuse who connects" in refused.err
+        assert "refuse this user" in refused.err
         assert "nats://USER:PASSWORD@HOST" in refused.err
         async with command(*up, f"nats://roundelay:p4ss@{hosts}/lab?replicas=3") as node:
             await node.line("^Roundelay is ready")

@@ -153,7 +153,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
 )
 async def test_a_table_that_does_not_keep_what_a_log_has_to_is_refused(server: PostgresServer, sql: str) -> None:
     await server.execute(sql)
-    assert "is no log of a Roundelay network" in await refused(server.url("lab"), UnusableLog)
+    assert "is not a log of a Roundelay network" in await refused(server.url("lab"), UnusableLog)
 
 
 @pytest.mark.full

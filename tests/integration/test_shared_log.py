@@ -225,7 +225,7 @@ async def test_what_servers_refuse_is_said_in_a_sentence(tmp_path: Path, monkeyp
         for who, options, told in (
             ("none", "", "has no JetStream for this user"),
             ("few", "", "has to publish to .JS.> and roundelay.lab.>"),
-            ("other", "", "refuse who connects"),
+            ("other", "", "refuse this user"),
             ("all", "", "has no room"),
             ("all", f"?max_bytes={1 << 20}&replicas=3", "cannot keep 3 replicas"),
         ):
@@ -277,7 +277,7 @@ async def test_full_is_what_servers_show_and_nothing_else_is_called_so(server: N
             (lazy.url("lab"), "name their"),
         ):
             made = ledger(log, tmp_path / "b.db", is_full=True)
-            with pytest.raises(LedgerError, match=f"durability full is asked for.*{told}"):
+            with pytest.raises(LedgerError, match=f"durability full is configured.*{told}"):
                 await made.open()
         up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "b.db", "--log", lazy.shown_url("lab"))
         refused = await run(*up, "--durability", "full", code=1)
@@ -401,7 +401,7 @@ async def test_a_database_of_another_history_is_refused(
 
 async def test_a_place_of_something_else_is_refused(server: LogServer, tmp_path: Path) -> None:
     await server.make_another("orders")
-    with pytest.raises(LedgerError, match="no log of a Roundelay network"):
+    with pytest.raises(LedgerError, match="not a log of a Roundelay network"):
         await ledger(server.url("orders"), tmp_path / "a.db").open()
 
 
@@ -801,7 +801,7 @@ async def test_an_index_is_no_database_of_its_own(server: LogServer, tmp_path: P
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
     for words in (("up", "--port", "0"), ("token", "revoke", "ann")):
         done = await run(*words, "--db", tmp_path / "a.db", code=1)
-        assert "name the log with --log" in done.err
+        assert "Name the log with --log" in done.err
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 2)
 
 
