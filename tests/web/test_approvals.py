@@ -171,6 +171,7 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
     assert size["height"] < 30, "a name in search results is broken into letters"
 
 
+@pytest.mark.full
 async def test_an_operator_decides_in_her_inbox_what_she_does_not_read(shops: WebNode, open_window: OpenWindow) -> None:
     thread = await ask(shops, open_window, "tilo", "my money for order 9")
     await expect(cards(thread)).to_be_visible()

@@ -258,6 +258,7 @@ async def signal_everything(mallory: WireSession, thread_id: str, trigger: int, 
 
 
 @often
+@pytest.mark.full
 async def test_a_private_thread_is_nowhere_in_another_persons_browser(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:

@@ -70,6 +70,7 @@ async def test_the_page_shows_the_dollars_of_the_cost_command(tmp_path: Path, op
             await window.close()
 
 
+@pytest.mark.full
 async def test_why_shows_the_exact_prompt_where_it_is_kept(tmp_path: Path, open_window: OpenWindow) -> None:
     async with FakeOpenAI([text("Tea."), text("Cake.")]) as server:
         kept, other = streaming("desk", server.base_url), streaming("plain", server.base_url)

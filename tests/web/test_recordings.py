@@ -188,6 +188,7 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pat
 
 
 @pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.full
 async def test_nothing_that_participants_wrote_runs_or_asks(open_window: OpenWindow, hostile: Path) -> None:
     """The screens show payloads in IDs, threads, texts, metadata, tools, arguments, results, reasons, models and
     kinds of records.
@@ -250,6 +251,7 @@ async def test_the_file_holds_no_word_of_a_participant_outside_of_its_rows(hosti
 # --- exported files and live nodes
 
 
+@pytest.mark.full
 async def test_what_nobody_had_decided_is_offered_to_nobody(open_window: OpenWindow, tmp_path: Path) -> None:
     async with team_up(tmp_path, [BANK]) as node, node.client("mia") as mia:
         await mia.send("agent:bank", "pay ann 5")
@@ -286,6 +288,7 @@ async def test_the_page_on_a_file_is_only_looked_at(
         await expect(page.get_by_text("The program that shows this file has ended")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_the_timeline_of_a_live_node_is_for_operators(open_window: OpenWindow, shared_team: WebNode) -> None:
     node = shared_team
     boss, ann = await open_window(node.origin), await open_window(node.origin)

@@ -46,6 +46,7 @@ async def test_a_link_logs_in_once_and_stands_nowhere_afterwards(shared_team: We
     assert await window.page.evaluate("localStorage.getItem('roundelay.login')") is None
 
 
+@pytest.mark.full
 async def test_a_used_link_is_refused_in_the_hubs_words(shared_team: WebNode, open_window: OpenWindow) -> None:
     link = await shared_team.link("xenia")
     await log_in((await open_window(shared_team.origin)).page, link)
@@ -58,6 +59,7 @@ async def test_a_used_link_is_refused_in_the_hubs_words(shared_team: WebNode, op
     await expect(second.page.get_by_role("button", name="Try again")).to_have_count(0)
 
 
+@pytest.mark.full
 async def test_a_broken_link_asks_for_another(shared_team: WebNode, open_window: OpenWindow) -> None:
     window = await open_window(shared_team.origin)
     await window.page.goto(f"{shared_team.origin}/#login=%E0%A4%A~abc")
@@ -108,6 +110,7 @@ async def test_a_request_that_nobody_waits_for_any_more_says_so(shared_team: Web
         await expect(cards[0]).to_contain_text("No longer needed")
 
 
+@pytest.mark.full
 async def test_why_of_what_is_no_message_leads_on(shared_team: WebNode, open_window: OpenWindow) -> None:
     page = (await open_window(shared_team.origin)).page
     screen = await log_in(page, await shared_team.link("walt"))
@@ -147,6 +150,7 @@ async def test_an_address_that_leads_nowhere_says_so_and_leaves_nothing_behind(
     await expect(page.get_by_text("No conversations yet")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_an_open_channel_is_joined_where_its_address_leads(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("wenzel") as wenzel:
         await wenzel.call("channels.create", {"name": "wood", "topic": "Birch and oak", "history": "members"})
@@ -162,6 +166,7 @@ async def test_an_open_channel_is_joined_where_its_address_leads(shared_team: We
     await expect(ThreadsScreen(page).row("#wood")).to_contain_text("You: I have")
 
 
+@pytest.mark.full
 async def test_a_quota_of_gigabytes_is_told_in_gigabytes(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("wanda") as wanda:
         await wanda.send("agent:echo", "Hello")
@@ -184,6 +189,7 @@ WATCH_OFFLINE = """() => {
 }"""
 
 
+@pytest.mark.full
 async def test_seconds_without_the_hub_are_seen_to_pass(tmp_path: Path, open_window: OpenWindow) -> None:
     async with team_up(tmp_path) as team:
         window = await open_window(team.origin)
@@ -218,6 +224,7 @@ LEAVE_AT_ONCE = """() => {
 }"""
 
 
+@pytest.mark.full
 async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("yuri") as yuri:
         for name in ("first", "second"):
@@ -250,6 +257,7 @@ async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window:
     await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.full
 async def test_what_was_gone_to_is_replaced_by_nothing_that_is_late(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
@@ -265,6 +273,7 @@ async def test_what_was_gone_to_is_replaced_by_nothing_that_is_late(
     await expect(page.get_by_role("main").get_by_role("heading", name="Cost")).to_be_visible()
 
 
+@pytest.mark.full
 async def test_a_view_of_threads_is_ones_own_in_each_browser(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("vera") as vera:
         await vera.send("agent:echo", "Hello")
@@ -307,6 +316,7 @@ async def test_a_channel_that_one_is_not_in_is_joined(shared_team: WebNode, open
         assert "tess" in members["members"]
 
 
+@pytest.mark.full
 async def test_why_tells_operators_what_others_may_not_see(shared_team: WebNode, open_window: OpenWindow) -> None:
     seq = await ask_desk(shared_team, "sara")
     owner = await open_window(shared_team.origin)
@@ -329,6 +339,7 @@ async def test_why_tells_operators_what_others_may_not_see(shared_team: WebNode,
     await expect(main.get_by_role("heading", name="Messages in the prompt")).to_have_count(0)
 
 
+@pytest.mark.full
 async def test_cost_is_what_the_command_line_adds_up(shared_team: WebNode, open_window: OpenWindow) -> None:
     await ask_desk(shared_team, "rosa")
     calls, after = 0, 0
@@ -346,6 +357,7 @@ async def test_cost_is_what_the_command_line_adds_up(shared_team: WebNode, open_
     await expect(row.get_by_role("cell").nth(2)).to_have_text(str(calls))
 
 
+@pytest.mark.full
 async def test_what_search_finds_is_text(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("paul") as paul:
         await paul.send("agent:echo", "<img src=x onerror=alert(1)> Zanzibar <b>spice</b>")
@@ -370,6 +382,7 @@ TYPE_AT_ONCE = """() => new MutationObserver((_, observer) => {
 }).observe(document.body, {childList: true, subtree: true})"""
 
 
+@pytest.mark.full
 async def test_words_typed_in_the_moment_in_which_the_search_appears_are_searched_for(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:

@@ -215,6 +215,7 @@ async def test_every_own_message_that_is_seen_says_what_became_of_it(
     await expect(receipts.filter(has_text="Seen by the agent")).to_have_count(10)
 
 
+@pytest.mark.full
 async def test_an_agent_that_finishes_without_an_answer_is_named(shared_team: WebNode, open_window: OpenWindow) -> None:
     window = await open_window(shared_team.origin)
     screen = await open_thread(window, shared_team, "silas", "direct:bank~silas")
@@ -225,6 +226,7 @@ async def test_an_agent_that_finishes_without_an_answer_is_named(shared_team: We
     await expect(told).to_have_count(0)
 
 
+@pytest.mark.full
 async def test_the_end_is_not_offered_where_all_is_in_view(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("rita") as rita:
         seqs = await fill(shared_team, "hut", rita, "ruth", 2)
