@@ -223,12 +223,15 @@ class Driver:
             run.last_live_turn = step.turn
             run.emit(TurnStart(run.id, step.turn, self._reaction.max_turns, path=run.path))
         self._agent = step.agent
-        outcome = await self._models.request_reply(step)
-        if self._models.sent is not None and step.agent.policy.keep.prompt:
-            await self._journal.record_prompt(step.turn, self._models.sent[1])
-        if isinstance(outcome, ModelFailed):
-            return await self._add_reporter(outcome)
-        return await self._record_reply(step, outcome)
+        try:
+            outcome = await self._models.request_reply(step)
+            if self._models.sent is not None and step.agent.policy.keep.prompt:
+                await self._journal.record_prompt(step.turn, self._models.sent[1])
+            if isinstance(outcome, ModelFailed):
+                return await self._add_reporter(outcome)
+            return await self._record_reply(step, outcome)
+        finally:
+            self._models.release()
 
     async def _record_reply(self, step: CallModel, reply: ModelReply) -> ModelReply:
         """Record a reply of the model. Return the reply in the form in which a resumed run would read it."""

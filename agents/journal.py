@@ -237,8 +237,9 @@ class Journal:
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": encoded, **fingerprint}
         if used:
             body["used"] = _USES.dump_python(used)
-        # This record may be delayed. It is stored together with the records of the tools, before the tools run.
-        await self._record("model_reply", turn, 0, body, may_wait=True)
+        # This record may be delayed. It is stored together with the records of the tools, before the tools run. A budget
+        # of the conversation counts only stored records, so with a budget this record must not wait.
+        await self._record("model_reply", turn, 0, body, may_wait=self.max_root_tokens is None)
         return reply
 
     async def record_new_messages(self, turn: int, new: NewMessages) -> None:

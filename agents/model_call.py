@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -63,6 +63,8 @@ class ModelCaller:
 
         self.middleware_use: tuple[ModelUse, ...] = ()
         """Usage of requests that middleware made around the current turn's request."""
+
+        self._releases: list[Callable[[], None]] = []
 
         self.streamed_text = ""
         """Text of the current turn's reply that has streamed so far."""
@@ -121,7 +123,16 @@ class ModelCaller:
         from .features.budget import HubBudget  # import only if the network sets a token budget
 
         around = self.make_around(request.turn, "budget", [], model)
-        return await HubBudget(limit).around_model(around, request, send)
+        releases = self._releases if is_turn_request else []
+        try:
+            return await HubBudget(limit).ask(around, request, send, releases)
+        finally:
+            if not is_turn_request:
+                _release(releases)
+
+    def release(self) -> None:
+        """Release the tokens of the turn's requests in the budget of the conversation, because they are recorded."""
+        _release(self._releases)
 
     async def _retry(
         self, model: Model, request: ModelRequest, *, is_turn_request: bool, is_recorded: bool
@@ -266,6 +277,11 @@ class _ReplyStream:
             _logger.error(
                 "a piece of a streamed reply is not text and is not shown", extra={"model": self._model_name, **kinds}
             )
+
+
+def _release(releases: list[Callable[[], None]]) -> None:
+    while releases:
+        releases.pop()()
 
 
 def _spread(reaction: str, turn: int, attempt: int) -> float:

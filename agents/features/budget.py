@@ -11,10 +11,12 @@ answer, and the hub notifies the readers of the thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Literal
+from weakref import WeakSet
 
 from pydantic import Field
 
@@ -50,6 +52,18 @@ _RESERVED: dict[_Key, Decimal] = {}
 """Reserved amounts of running calls, by unit and scope. All agents of the process share this dictionary, because they
 may work on the same conversation.
 """
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Held:
+    """Tokens of a request whose reply the hub has not recorded yet."""
+
+    key: _Key
+    tokens: Decimal
+
+
+_HELD: WeakSet[_Held] = WeakSet()
+"""Requests of this process within the hub's budgets of conversations. A run that ends without a release drops its own."""
 
 
 class TokenLimits(Strict):
@@ -145,7 +159,7 @@ class Budget(Middleware):
         for claim in claims:
             reserved = _RESERVED.get(claim.key, Decimal(0))
             if claim.spent + reserved + claim.needed > claim.limit:
-                raise ModelError(_describe_exceeded(claim, reserved) + self._advise(claim), reason="budget")
+                raise ModelError(_describe_exceeded(claim, reserved), reason="budget")
         _reserve(claims, 1)
         try:
             reply = await proceed(request)
@@ -153,14 +167,16 @@ class Budget(Middleware):
             # Always release the reservation. The records contain the actual usage after the call, and counting both
             # amounts would refuse calls too early.
             _reserve(claims, -1)
-        if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # the server reports no usage
-            output_tokens = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
-            reply = replace(reply, usage=Usage(expected.prompt_tokens, output_tokens))
+        reply = self._add_usage(reply, expected)
         self._record_usage(around, reply)
         return reply
 
-    def _advise(self, claim: _Claim) -> str:
-        return ""
+    def _add_usage(self, reply: ModelReply, expected: Usage) -> ModelReply:
+        """Return the reply with an estimated usage if the server reports none."""
+        if reply.usage.prompt_tokens or reply.usage.completion_tokens:
+            return reply
+        output_tokens = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
+        return replace(reply, usage=Usage(expected.prompt_tokens, output_tokens))
 
     async def _ask_hub(self, around: Around) -> Mapping[str, Any]:
         client = around.context.client
@@ -263,20 +279,40 @@ class HubBudget(Budget):
     def __init__(self, limit: int) -> None:
         super().__init__(TokenLimits(root=limit), reserve=min(1000, limit // 2))
 
-    def _make_claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], expected: Usage) -> _Claim:
-        claim = super()._make_claim(around, key, spent, expected)
-        # Separate this reservation from that of the agent's own budget, or the two would count one request twice.
-        return replace(claim, key=("hub", *claim.key))
+    async def ask(
+        self, around: Around, request: ModelRequest, proceed: AskModel, releases: list[Callable[[], None]]
+    ) -> ModelReply:
+        """Send a request if the budget has room for it, and hold its tokens until the caller calls ``releases``.
+
+        Call them when the reply's record is stored. Until then, the hub's sum lacks these tokens.
+        """
+        before = set(_HELD)
+        spent = await self._ask_hub(around)
+        expected = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
+        claim = self._make_claim(around, ("tokens", "root"), spent, expected)
+        # The hub may have added up the sum before it stored a record that was released meanwhile. Count both sets.
+        reserved = sum((it.tokens for it in before | set(_HELD) if it.key == claim.key), Decimal(0))
+        if claim.spent + reserved + claim.needed > claim.limit:
+            advice = (
+                f"Type /resume {spent['root']} in chat to continue, or raise limits.max_root_tokens in the node's file."
+            )
+            raise ModelError(f"{_describe_exceeded(claim, reserved)} {advice}", reason="budget")
+        held = _Held(claim.key, claim.needed)
+        _HELD.add(held)
+        try:
+            reply = self._add_usage(await proceed(request), expected)
+        except BaseException:
+            _HELD.discard(held)
+            raise
+        held.tokens = Decimal(reply.usage.prompt_tokens + reply.usage.completion_tokens)
+        releases.append(partial(_HELD.discard, held))
+        return reply
 
     def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
         by_agent = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in spent["by_agent"].items()}
         most_by = max(by_agent, key=lambda agent_id: by_agent[agent_id], default="")
         is_own = most_by == around.context.client.agent_id
         return self._add_up(around, unit, spent["of_root"]), "" if is_own else most_by
-
-    def _advise(self, claim: _Claim) -> str:
-        root = claim.key[-1]
-        return f" Type /resume {root} in chat to continue, or raise limits.max_root_tokens in the node's file."
 
 
 def _reserve(claims: Iterable[_Claim], sign: Literal[1, -1]) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from roundelay.agents import record_queue
 from roundelay.agents.agent import Agent
 from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.budget import Budget
+from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.scripted import ScriptedModel, call
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
@@ -35,7 +40,7 @@ def used(reply: Reply, prompt: int) -> Reply:
     return dataclasses.replace(reply, usage=(prompt, 0))
 
 
-@tool(idempotent=True)
+@tool(read_only=True)
 def look(page: int) -> str:
     """Look."""
     return f"page {page}"
@@ -109,6 +114,40 @@ async def test_requests_of_inner_agents_stop_within_the_token_budget() -> None:
             assert (await mia.hear()).text == SPENT
             assert await read_tokens(mia, sent.seq) == LIMIT
         assert len(provider.requests) == 4  # one by ann and three by the helper
+
+
+@tool(read_only=True)
+async def look_long(page: int) -> str:
+    """Look."""
+    await asyncio.sleep(0.05)
+    return f"page {page}"
+
+
+class Crowd:
+    """A model in this process, which lets ten agents look at the same time."""
+
+    name = "crowd"
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        await asyncio.sleep(0.01)
+        if request.agent_id != "lead":
+            return ModelReply(None, (ToolCall(f"c{request.turn}", "look_long", '{"page": 1}'),), Usage(1300, 0))
+        names = json.dumps({"agent_ids": [f"a{number}" for number in range(10)], "text": "go"})
+        return ModelReply(None, (ToolCall("c", "ask", names),), Usage(100, 0))
+
+
+async def test_ten_agents_at_once_stay_within_the_token_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others ask their models while a tool runs and records could wait. Each request counts as reserved or as recorded."""
+    monkeypatch.setattr(record_queue, "MAX_DELAY_S", 0.5)
+    async with limited(15_000) as network, AsyncExitStack() as stack:
+        mia = await Person.join(network, "mia")
+        for name in ("lead", *(f"a{number}" for number in range(10))):
+            runner = SimpleAgentRunner(name, instruction="You look.", model=Crowd(), tools=[look_long])
+            await stack.enter_async_context(running(network, runner))
+        sent = await mia.client.send_text("lead", "go")
+        assert (await mia.hear()).text == SPENT
+        await mia.client.wait_until_quiet(sent.seq, timeout_s=10)
+        assert 10_000 < await read_tokens(mia, sent.seq) <= 15_000
 
 
 async def test_agents_own_budget_and_the_network_budget_count_a_request_once_each() -> None:
