@@ -179,7 +179,7 @@ class CallModel:
 class Keep(Protocol):
     """Stores a value in ``state.values`` and, for the current turn, in the ledger. A resumed reaction reads the value
     from the ledger in the same turn, so the work is not repeated. ``of`` names the tools whose results the value
-    contains. A policy that excludes these results from the ledger then excludes the value too.
+    contains. A data policy that excludes the results of a named tool from the ledger also excludes the value.
     """
 
     async def __call__(self, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None: ...

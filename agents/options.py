@@ -1,7 +1,7 @@
 """Options of features, read from a constructor's signature. Programs and files get the same checks.
 
 A parameter's annotation describes the allowed values, with pydantic's ``Field`` in `Annotated`. `form_of` returns the
-pydantic model that validates the option in a file. `checked` validates a program's values with the same model, so
+pydantic model that validates the options in a file. `checked` validates a program's values with the same model, so
 programs and files get the same error. `IN_CODE` marks parameters that a file cannot contain (a model, a function).
 `InFile` states the type of a file's value. Pure.
 """

@@ -25,7 +25,7 @@ from .values import DISABLED, NOT_RUN, Replayed, ToolArgumentsError, ToolResult
 MAX_REFUSAL_CHARS = 2000
 
 Preprocess = Callable[[ToolCall], Awaitable[ToolCall]]
-"""Returns a call with the arguments to use. Raises `ToolArgumentsError`."""
+"""Function that returns a call with the arguments to use. Raises `ToolArgumentsError`."""
 
 
 @dataclass(slots=True)

@@ -462,7 +462,8 @@ def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
     """Remove messages that the first prompt did not contain. A resumed reaction must not read more than before."""
-    # The window may have moved in the meantime. The newer messages in the window were not in the first prompt.
+    # The window of the conversation may have moved since the first prompt. The newer messages in the window were not in
+    # the first prompt.
     recorded_seqs = set(manifest)
     kept = [
         MessageThread(

@@ -558,8 +558,8 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Step that runs the planned calls in parallel. The outcome is `ToolsDone`. ``planned`` and ``refused`` may both be
-    empty, if the model called only `finish`.
+    """Step that runs the planned calls in parallel. The outcome of the step is `ToolsDone`. ``planned`` and ``refused``
+    may both be empty, if the model called only `finish`.
     """
 
     turn: int

@@ -54,6 +54,6 @@ def is_inside(path: str, call: str) -> bool:
 
 
 def outer_paths(path: str) -> list[str]:
-    """Return the enclosing paths and the path itself, outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
+    """Return the enclosing paths and the path itself, outermost first: for ``1.0/2.1``, ``1.0`` and ``1.0/2.1``."""
     parts = path.split("/") if path else []
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -1,8 +1,8 @@
 """Writes the records and the answer of one reaction to the hub, in order, and several records in one commit.
 
 `journal` adds the writes. If an effect depends on a write, the caller awaits the write, and all queued writes are sent
-at once. Other writes are sent after `MAX_DELAY_S`. If the process is killed before then, only repeatable work is lost.
-Writes are stored in the order in which they were added. Without batches, and in a replay, each write is stored
+at once. Other writes are sent after `MAX_DELAY_S`. If the process is killed during this delay, only repeatable work is
+lost. Writes are stored in the order in which they were added. Without batches, and in a replay, each write is stored
 separately and at once.
 """
 

@@ -183,7 +183,8 @@ class AgentRunner(ABC):
                 self._ended.set()
 
     async def ready(self) -> None:
-        """Wait until `run` has connected the agent and joined its channels. After that, messages wake the agent.
+        """Wait until `run` has connected the agent and joined its channels. As soon as the agent is ready, messages
+        wake it.
 
         Raises the error that ended `run` before the agent was ready.
         """

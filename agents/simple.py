@@ -108,7 +108,7 @@ class SimpleAgentRunner(AgentRunner):
         self._owns_model = owns_model
         # the agent with the tools of the hub that sent this welcome frame, and the names of the network's tools
         self._equipped: tuple[Welcome, dict[bool, tuple[Agent, frozenset[str]]]] | None = None
-        self._config_hash: tuple[Agent, str] | None = None  # of the equipped agent
+        self._config_hash: tuple[Agent, str] | None = None  # the equipped agent, and the hash of its configuration
         self._middleware_settings = describe_middleware(list_agents(self.agent))
 
     @property

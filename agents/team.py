@@ -142,7 +142,7 @@ FEATURES: Mapping[str, Callable[..., Middleware]] = {
     "structured": StructuredAnswer.from_file,
     "tracing": trace,
 }
-"""Constructor of each kind of ``middleware`` item. Its parameters are the options in a file (`options`)."""
+"""Constructor of each kind of ``middleware`` item. The parameters are the options in a file (`options`)."""
 
 
 class _Choice(Strict):

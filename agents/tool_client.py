@@ -174,8 +174,8 @@ class ToolClient:
         return value
 
     async def read_own_reaction(self, seq: int) -> list[dict[str, Any]]:
-        """Return the records of this agent's reaction to a message, oldest first. The list is empty if there is no such
-        reaction.
+        """Return the records of this agent's reaction to a message, oldest first. The list is empty if the agent has no
+        reaction to the message.
 
         Raises `RoundelayError` for a message that this reaction may not read, so that no results of other conversations
         reach this conversation.

@@ -310,13 +310,13 @@ class ToolResult:
     """Number of messages that the call sent, by address, for the limit ``max_messages_per_recipient``."""
 
     whole: str | None = None
-    """The complete result, if ``content`` is cut off. This value is not recorded."""
+    """The complete result, if ``content`` is cut off. ``whole`` is not recorded."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that no other record contains, by request. This value is recorded separately."""
+    """The part of ``usage`` that no other record contains, by request. ``used`` is recorded separately."""
 
     steps: tuple[str, ...] = ()
-    """Progress that the call reported, if the policy stores progress. This value is recorded separately."""
+    """Progress that the call reported, if the policy stores progress. ``steps`` is recorded separately."""
 
 
 Scope = Literal["once", "thread", "always"]

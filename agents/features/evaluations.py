@@ -1,10 +1,10 @@
 """Middleware that checks an answer before the answer is sent. The tools that the reaction used determine the checks.
 
-A check returns an instruction to improve the answer, or None. `Evaluations` sends these instructions back to the model,
-up to the policy's ``max_corrections`` times. After the last correction, the answer is sent although checks found
-problems, and the problems are recorded. Only a blocking check stops an answer with problems. If a check itself fails,
-because its model is down or its code raises an error, the answer is sent anyway, and the failure is recorded. Results
-of checks are recorded too, so a resumed reaction does not repeat the checks.
+A check returns an instruction to improve the answer, or None. `Evaluations` sends the instructions of checks back to
+the model, up to the policy's ``max_corrections`` times. After the last correction, the answer is sent although checks
+found problems, and the problems are recorded. Only a blocking check stops an answer with problems. If a check itself
+fails, because its model is down or its code raises an error, the answer is sent anyway, and the failure is recorded.
+Results of checks are recorded too, so a resumed reaction does not repeat the checks.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class Prompts(Middleware):
         self._by_server = {
             name for name in ("system", "user") if any({"servers", name} <= source.words for source in sources)
         }
-        """Parts of each server's instructions that the templates place themselves by using ``servers``. The lists
-        ``server_prompts`` and ``server_user_prompts`` omit these parts.
+        """Parts of each server's instructions that the templates place themselves by using ``servers``.
+        ``server_prompts`` and ``server_user_prompts`` omit the parts that templates place themselves.
         """
 
         is_listed = any({"server_user_prompts", "mcp_server_user_prompts"} & source.words for source in sources)
