@@ -1,7 +1,7 @@
 """Parses requests of OpenAI's API into the agent, the conversation and the messages.
 
-This module performs no IO. `IGNORED` and `REFUSED` list the parameters that the gateway does not use (docs/openai.md
-has the table). All text that a client sends counts as the caller's own text. The client's instructions and history
+This module performs no IO. `IGNORED` and `REFUSED` list the parameters that the gateway does not use
+(docs/openai/parameters.md has the table). All text that a client sends counts as the caller's own text. The client's instructions and history
 become marked parts of the caller's message, and never part of an agent's prompt.
 """
 

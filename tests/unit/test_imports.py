@@ -289,8 +289,8 @@ def test_a_circle_is_seen_also_where_types_alone_close_it(imports: dict[str, set
 
 
 def test_the_page_about_the_design_names_files_and_names_that_are_there() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    section = page[page.index("## Where is ...?") : page.index("## Where do I put ...?")]
+    page = (ROOT / "docs" / "design" / "where.md").read_text(encoding="utf-8")
+    section = page[page.index("# Where is ...?") : page.index("## Where do I put ...?")]
     rows = [row.split("|")[2:4] for row in section.splitlines() if row.startswith("| ") and "`" in row]
     assert len(rows) > 15
     for files, names in rows:

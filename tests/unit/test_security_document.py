@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.pages import read_pages
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = read_pages("security")
 
 
 def test_every_test_that_it_names_is_there() -> None:
