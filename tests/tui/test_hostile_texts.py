@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from roundelay.app import Network
 from tests.support.full_screen import FullScreen, full_screen
 
@@ -59,6 +61,7 @@ def check(screen: FullScreen) -> None:
         assert strip.cell_length == 80
 
 
+@pytest.mark.full
 async def test_markup_is_shown_as_it_was_written_in_each_place() -> None:
     async with Network.open() as network:
         text = "[bold]x[/bold]"

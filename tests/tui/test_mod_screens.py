@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from roundelay.app import Network
 from roundelay.network.mod import Action, Change, Detail, Fact, Input, Mod, ModScreen, Reading, operation
 from tests.support.full_screen import full_screen
@@ -90,6 +92,7 @@ class Odd(Mod):
         return {}
 
 
+@pytest.mark.full
 async def test_odd_values_of_a_mod_do_not_end_the_terminal() -> None:
     async with Network.open(mods=["channels", Odd()]) as network:
         mia = await network.join("mia", kind="human")

@@ -167,6 +167,7 @@ async def test_an_approval_is_given_in_the_inbox_and_a_refusal_with_its_reason_i
         await it.screen.shows_no("a approve")
 
 
+@pytest.mark.full
 async def test_yes_decides_in_the_thread_of_the_request_and_edited_arguments_are_checked() -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -270,6 +271,7 @@ async def test_the_cost_is_told_by_group(key: str, name: str) -> None:
         await it.screen.shows(rf"^ {name}.* \d+")
 
 
+@pytest.mark.full
 async def test_what_is_found_is_gone_to() -> None:
     async with room() as it:
         await it.ann.join_channel("dev")
@@ -288,6 +290,7 @@ async def test_what_is_found_is_gone_to() -> None:
         await it.screen.shows("hay 119")
 
 
+@pytest.mark.full
 async def test_a_thread_that_is_left_before_it_is_there_harms_nothing() -> None:
     async with room() as it:
         await it.ann.send_text("mia", "hi")
@@ -301,6 +304,7 @@ async def test_a_thread_that_is_left_before_it_is_there_harms_nothing() -> None:
         await it.screen.shows("  hi$")
 
 
+@pytest.mark.full
 async def test_the_mouse_goes_to_a_screen_and_selects_a_message() -> None:
     async with room() as it:
         await it.ann.send_text("mia", "hi")
@@ -407,6 +411,7 @@ async def test_questions_dead_letters_and_stopped_conversations_wait_in_the_inbo
             await ann.send_text("mia", "two", cause=root.seq)
 
 
+@pytest.mark.full
 async def test_where_one_types_search_is_not_offered_by_its_letter() -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -417,6 +422,7 @@ async def test_where_one_types_search_is_not_offered_by_its_letter() -> None:
         await it.screen.shows("/ Search")
 
 
+@pytest.mark.full
 async def test_why_is_told_of_the_newest_message_where_none_is_selected() -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -441,6 +447,7 @@ async def test_what_a_key_needs_is_told_as_long_as_its_screen_is_there(key: str)
         await it.screen.shows_no("No call waits here|Select a message")
 
 
+@pytest.mark.full
 async def test_where_one_writes_can_be_read_without_the_focus() -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
@@ -469,6 +476,7 @@ def luminance(color: Color) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@pytest.mark.full
 async def test_the_narrowest_terminal_says_who_one_is_and_whether_the_hub_is_there() -> None:
     async with room("bob", (40, 12)) as it:
         await it.screen.shows("to bob")
@@ -492,6 +500,7 @@ async def test_the_line_of_keys_has_whole_ones_and_the_one_that_lists_all(width:
         await it.screen.shows("o Take over / give back .* esc Back")
 
 
+@pytest.mark.full
 async def test_one_is_not_told_of_what_one_types_at_another_screen() -> None:
     async with Network.open() as network:
         ann, mia, elsewhere = [await network.join(it, kind="human") for it in ("ann", "mia", "mia")]
@@ -558,6 +567,7 @@ async def test_whom_to_write_to_is_chosen_from_a_list() -> None:
         await it.screen.shows("Nobody is registered as 'nobody'")
 
 
+@pytest.mark.full
 async def test_a_direct_thread_of_others_is_called_by_both() -> None:
     async with room() as it:
         named = [it.screen.app.desk.name_thread(f"direct:{name}") for name in ("ann~bob", "ann~bob:plan", "bob~mia")]
