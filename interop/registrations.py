@@ -94,7 +94,7 @@ class Registrations(ABC, Generic[KeyT, EntryT]):
         previous = self._tasks.get(key)
         if previous is not None:
             previous.cancel()
-        self._tasks[key] = asyncio.create_task(self._run_after(key, previous, entry), name=f"{self.noun} {key}")
+        self._tasks[key] = asyncio.create_task(self._run_after(key, previous, entry), name=f"{self.noun}-{key}")
 
     async def _cancel(self, key: KeyT) -> None:
         """Cancel the task of this key, and wait until the task has ended."""
