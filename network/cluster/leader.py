@@ -67,8 +67,8 @@ class Leader:
         the end of the term only when heartbeats stop."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
-            # Stop the heartbeats before the release. After it, a heartbeat would make followers wait for a leader that
-            # no longer exists.
+            # Stop the heartbeats before the release. A heartbeat after the release would make followers wait for a
+            # leader that no longer exists.
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
         # Clear the token, so that no further commit is appended. Followers would ignore a commit after the release.

@@ -52,8 +52,8 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     # Check the session only now. A repeated call gets its answer even if a newer session has superseded this one.
     check_session(state, origin)
     check_right(state, origin, "call", entry.op)
-    # The operation's IO ran before the batch. Raise its error only now, because a repeated call must get the answer of
-    # the first call.
+    # The operation's IO ran before the batch. Raise the error of this IO only now, because a repeated call must get the
+    # answer of the first call.
     if entry.refusal is not None:
         raise entry.refusal
     change.prepared = entry.prepared

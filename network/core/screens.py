@@ -128,7 +128,7 @@ def check_screens(
         if (screen.view == "board") != bool(screen.column) or (screen.view == "timeline") != bool(screen.at):
             raise ModError(
                 f"The screen {screen.id!r} of the mod {mod} is a {screen.view}. A board needs `column`, a timeline "
-                "needs `at`, and no other view has them."
+                "needs `at`, and no other view may have these fields."
             )
         for op, arguments in _list_calls(screen):
             if op not in known:

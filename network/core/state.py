@@ -410,7 +410,8 @@ class State:
         entries = groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in groups_of(table, key, before):
-                # Remove the value only from the groups that it leaves. In its other groups, it is overwritten below.
+                # Remove the value only from the groups that it leaves. In its other groups, the value is overwritten
+                # below.
                 if (group, name) not in entries:
                     self._set(group, name, None)
         for group, name in entries:

@@ -127,7 +127,7 @@ class BatchWriter:
                 await self._recover(self._reported_error)
             batch = self._intake.take_batch()
             if batch:
-                # A commit that hangs raises no error. `HubStatus.is_ready` detects it by its start time.
+                # A commit that hangs raises no error. `HubStatus.is_ready` detects such a commit by its start time.
                 self._status.commit_started_s = self._now_s()
                 # Recovery takes the lock itself, so it must run outside the ``async with``.
                 try:

@@ -118,8 +118,8 @@ class Outbox:
         self._queue.append(delivery)
         self.queued_bytes += len(delivery[1])
         self.position = delivery[0]
-        # Queue a message even if it is larger than the limit, as long as it is alone. Otherwise the session would fall
-        # behind at this message again and again.
+        # Queue a message even if it is larger than the limit, if the queue contains no other message. Otherwise the
+        # session would fall behind at this message again and again.
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
         # Keep redeliveries up to `_done`: later pages start above `_done` and do not contain them.
@@ -340,7 +340,7 @@ class Mailbox:
     def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
         """Mark all messages up to ``seq`` as handled. Leave out a failed message if the session of ``outbox`` had not
         received its redelivery when the client acknowledged."""
-        if not self.failed and not self.open:  # true in almost all cases
+        if not self.failed and not self.open:  # This is true in almost all cases.
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
             return

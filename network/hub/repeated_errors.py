@@ -65,7 +65,7 @@ class RepeatedErrorLog:
             log.error("%s: %s", self._what, error, exc_info=error if is_defect else None, extra=extra)
         else:
             for_s = now_s - self._began_s
-            log.error("%s, for %.0f s and %d times now: %s", self._what, for_s, self._failures, error, extra=extra)
+            log.error("%s, for %.0f s and %d times so far: %s", self._what, for_s, self._failures, error, extra=extra)
         self._logged[reason] = now_s, quote
         return quote
 

@@ -65,8 +65,8 @@ class ClockWatch:
 
 
 def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
-    """Return the rows that may be deleted now. Messages that the prompt of an open reaction may contain are kept, and
-    messages that a connected session has not received."""
+    """Return the rows that may be deleted now. Messages that the prompt of an open reaction may contain, and messages
+    that a connected session has not received, are kept."""
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,

@@ -162,7 +162,7 @@ class _IndexSums:
             if actor is not None and key is not None and key_hash == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
-                # A wrong entry must change the sum even if a missing entry would compensate for the wrong one.
+                # Subtract 1, so that a wrong entry changes the sum even if another entry is missing.
                 keys -= 1
         for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._flushed_to,)):
             places += _place_number(place, seq)

@@ -190,7 +190,7 @@ class Memtable:
         """Return the part of the flush that the next commit must write. ``rows`` is the number of rows in this
         commit."""
         if self._flush is None:
-            # Wait for many rows before a flush. Sorted together, they fill whole pages of the tables.
+            # Wait for many rows before a flush. Entries that are sorted together fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
                 return _NOTHING
             self._flush = self._begin_flush()

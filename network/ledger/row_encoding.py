@@ -188,9 +188,9 @@ def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
 def hash_key(actor: str, key: str) -> int:
     """Return the hash of an idempotency key. Two keys may share a hash, so the caller must also compare the row's key.
 
-    Files depend on this hash, so it must never change. A test checks its values. The hash covers all 62 bits of an id,
-    even if the id begins with its time. With fewer bits, an attacker could find thousands of ids with the same hash
-    within hours. Each new id would then cause a read of all earlier ones.
+    Files depend on this hash, so it must never change. A test checks the values of the hash. The hash covers all 62
+    bits of an id, even if the id begins with its time. With fewer bits, an attacker could find thousands of ids with
+    the same hash within hours. Each new id would then cause a read of all earlier ones.
     """
     return _hash(f"{actor}\0{key}".encode())
 

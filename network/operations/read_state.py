@@ -51,8 +51,8 @@ def mark(
     # A thread without a stored entry counts as read up to the highest position of the evicted entries.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    # Never move the position back, because devices report in any order. Never move it beyond the newest row, because
-    # later messages would then count as read.
+    # Never move the position back, because devices report in any order. Never move the position beyond the newest row,
+    # because later messages would then count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}

@@ -234,8 +234,8 @@ async def history(
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
-    # The readers of a damaged row are unknown. Report it to callers who may read the messages around it, if it is
-    # within the range of this answer.
+    # The readers of a damaged row are unknown. Report a damaged row to callers who may read the messages around the
+    # row, if the row is within the range of this answer.
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
     takeover = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
     return {

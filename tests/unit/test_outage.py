@@ -34,8 +34,8 @@ def test_what_stays_is_said_again_each_minute(caplog: pytest.LogCaptureFixture) 
         place.now_s += 1
     assert caplog.messages == [
         "it fails: no room",
-        "it fails, for 60 s and 61 times now: no room",
-        "it fails, for 120 s and 121 times now: no room",
+        "it fails, for 60 s and 61 times so far: no room",
+        "it fails, for 120 s and 121 times so far: no room",
     ]
 
 
