@@ -33,7 +33,7 @@ from .values import (
 
 
 class Started(BaseModel):
-    """Start of a reaction. The prompt is a function of these fields and of the ledger up to ``as_of``."""
+    """Start of a reaction. The prompt depends only on the fields of this record and on the ledger up to ``as_of``."""
 
     trigger: int
     thread_id: str

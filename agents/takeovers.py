@@ -209,8 +209,8 @@ class MessagesDuringTakeover:
             self._is_read = True
             messages = await self._find_messages()
             if messages:
-                # Return no seqs: these messages are only context. Messages of the takeover need not be marked as read
-                # and require no answer.
+                # Return no seqs: messages of the takeover are only context, so they need not be marked as read and
+                # require no answer.
                 return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
         return await self._following.take() if self._following is not None else None
 

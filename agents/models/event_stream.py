@@ -80,7 +80,7 @@ class EventReader:
             self._name = ""
             return []
         if self._name == "error":
-            # An error need not be JSON. Report the text of such an error unchanged.
+            # An error need not be JSON, so report its text unchanged.
             return [self._finish_event(text)]
         self._finish_event(None)
         return [json.loads(text)]
