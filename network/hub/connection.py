@@ -433,7 +433,7 @@ class HubConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.close_session()
-        # Break reference cycles. Without this, the garbage collector would pause the whole process for a long time
+        # Break reference cycles. Without this step, the garbage collector would pause the whole process for a long time
         # after thousands of connections have ended.
         self.protocol.parser.close()
         # The traceback of an error keeps its stack frames alive, so drop the errors too.

@@ -229,8 +229,8 @@ class LiveParticipants:
     def drop_idle(self) -> None:
         """Forget participants that have no session and whose mailbox equals its stored version in the ledger.
 
-        `list_changed` adds other mailboxes to the check again after they have changed, because only a change can make
-        them equal.
+        `list_changed` adds other mailboxes to the check again after they have changed, because only a change can make a
+        mailbox equal to its stored version.
         """
         for agent_id in list(self._idle):
             live = self.live.get(agent_id)

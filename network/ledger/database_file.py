@@ -1,8 +1,8 @@
 """`DatabaseFile`: opens, closes and checks the file of a durable ledger, and runs functions on its connections.
 
 One connection writes and two read. Each has its own thread. With ``durability="full"``, ``synchronous=FULL`` is set on
-the connection, because the file does not store this setting. `opening` has the checks of a file that is being opened.
-`database_lock` keeps other nodes away and detects that the file was exchanged. Every SQLite error is raised as
+the connection, because the file does not store this setting. The module `opening` checks each file that is being
+opened. `database_lock` keeps other nodes away and detects that the file was exchanged. Every SQLite error is raised as
 `LedgerError`.
 """
 

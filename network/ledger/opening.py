@@ -45,9 +45,9 @@ def refuse_foreign_wal(lock: DatabaseLock, path: Path) -> None:
 
 def configure(db: sqlite3.Connection) -> None:
     """Apply the SQLite settings that do not depend on the durability, and copy the WAL into the database."""
-    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # must precede the WAL mode, and affects only new databases
+    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # This must precede the WAL mode, and affects only new databases.
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")  # the marks of an open file must be durable with every durability
+    db.execute("PRAGMA synchronous = FULL")  # The marks of an open file must be durable with every durability.
     # For macOS, where fsync leaves data in the drive's cache (sqlite.org/pragma.html#pragma_fullfsync).
     db.execute("PRAGMA fullfsync = ON")
     db.execute("PRAGMA checkpoint_fullfsync = ON")
