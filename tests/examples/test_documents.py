@@ -100,6 +100,12 @@ def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
         assert not anchor or file.suffix != ".md" or anchor in find_anchors(file), f"{page} links to {target}"
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_pages_outside_of_docs_have_short_lines(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 160 and not line.startswith("|")] == []
+
+
 def test_no_page_is_an_orphan() -> None:
     source = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md", "design.md", "glossary.md"}
