@@ -356,7 +356,7 @@ async def test_a_failure_is_one_model_error_and_one_request(
 
 async def test_a_stream_that_ends_before_its_end_is_no_reply() -> None:
     async with FakeOpenAI([fake.end_early()]) as server, model_for(server, stream=True) as model:
-        with pytest.raises(ModelError, match="broke off") as caught:
+        with pytest.raises(ModelError, match="was interrupted before its end") as caught:
             await model.complete(ASK)
     assert caught.value.retryable
 
