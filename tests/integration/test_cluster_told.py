@@ -274,7 +274,7 @@ async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(
             await first.start("node.yaml", "--no-web")
             await find_leader([first])
             await second.start("node.yaml", "--no-web")
-            await says(second, "The clock of this node is 2,592,0")
+            await says(second, "This node's clock is 2,592,0")
             told = (await invoke("cluster", "status", "--log", first.log)).out
             assert re.search(rf"node 127.0.0.1:{first.port}: leads\n", told)
             assert re.search(
@@ -289,7 +289,7 @@ async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(
                 kept = await mia.history("broadcast", limit=100)
             assert [it.seq for it in kept.messages] == [*seqs, later.seq]
             await first.start("node.yaml", "--no-web")
-            await says(first, "The clock of this node is 2,59")
+            await says(first, "This node's clock is 2,59")
             assert "2,592,000 s behind" in output(first) or "2,591,999 s behind" in output(first)
         finally:
             for node in made:

@@ -28,7 +28,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import fill, ledger
-from tests.support.command import command, invoke
+from tests.support.command import command, invoke, run
 from tests.support.nats import NatsServer, free_port, nats_server
 from tests.support.node import running_node
 
@@ -120,7 +120,7 @@ async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole
         while appended.pending_msgs:
             await appended.next_msg()
     assert found[0] < found[1] < 22, "each was killed in the middle, and the second went on"
-    refused = await invoke("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
+    refused = await run("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
     assert "still being filled from a database" in refused.err
     out = await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
     assert "is not complete" in out.err
@@ -219,10 +219,10 @@ async def test_a_start_with_an_address_where_no_log_is_leaves_no_file_of_its_own
     up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
     (tmp_path / "a.db.owner").write_text("t" * 43)
     (tmp_path / "a.db.owner").chmod(0o600)
-    assert "can be reached" in (await invoke(*up, nowhere, code=1)).err
+    assert "can be reached" in (await run(*up, nowhere, code=1)).err
     assert list_files(tmp_path) == ["a.db.owner"], "which was there"
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
-    assert "can be reached" in (await invoke(*up, nowhere, code=1)).err
+    assert "can be reached" in (await run(*up, nowhere, code=1)).err
     assert list_files(tmp_path) == ["a.db", "a.db.head", "a.db.owner"]
 
 
@@ -263,15 +263,15 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
 
     log, known = f"nats://127.0.0.1:{port}/lab", dict[str, Any]()
     process = await started()
-    taken = await invoke(*start[:-1], tmp_path / "other", code=2)
+    taken = await run(*start[:-1], tmp_path / "other", code=2)
     assert f"Port {port}" in taken.err
-    wrong = await invoke(*start, "--stream", "a.b", code=2)
+    wrong = await run(*start, "--stream", "a.b", code=2)
     assert "the name of its stream" in wrong.err
     process.kill()  # the server of the killed process still runs and still writes to its pipe
     await process.wait()
     pid = (folder / "servers.pid").read_text()
     try:
-        assert f"(processes {pid})" in (await invoke(*start, code=2)).err
+        assert f"(processes {pid})" in (await run(*start, code=2)).err
     finally:
         os.kill(int(pid), signal.SIGTERM)
     with (folder / "servers.pid").open() as held:
@@ -337,7 +337,7 @@ async def fill_when_chosen(url: str, db: Path) -> None:
 async def is_full(url: str) -> bool:
     shared = make_shared_log(url)
     try:
-        await shared.open(is_made=False)
+        await shared.open(create=False)
         return not await shared.find_sync_risk()
     except LedgerError:
         return False
