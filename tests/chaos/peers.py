@@ -117,7 +117,6 @@ class ChaosPeer:
         self.agent_id = agent_id
         self.stored: dict[str, tuple[str, Any, int]] = {}
         """Address, content and seq of each answered message, by message ID."""
-        """Sends whose result the client reported as unknown."""
         self.transport = RecordingTransport(url)
         self.client = NetworkClient(
             agent_id, token=token, resume=resume, transport=self.transport, connect_timeout_s=CONNECT_TIMEOUT_S

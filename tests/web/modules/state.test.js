@@ -39,6 +39,18 @@ test("an open thread keeps its newest messages, and says that there are earlier 
   assert.deepEqual([messages, unread], [9000, 100]);
 });
 
+test("old deliveries that arrive while a thread is read leave no gap in the thread", () => {
+  const thread_id = "direct:bob~mia";
+  const read = { op: "network.history", args: { thread_id } };
+  const newest = [say(98), say(99)].map((it) => it.message);
+  const state = applyAll(createState(), [
+    WELCOME, { type: "open", thread_id }, say(1), { type: "fetching", what: "history", thread_id }, say(2), say(3), say(100),
+    { type: "result", call: read, value: { messages: newest, has_more: true } }, say(4),
+  ]);
+  const { seqs, complete_from, has_before } = state.threads[thread_id].loaded;
+  assert.deepEqual([seqs, complete_from, has_before, count(state)], [[98, 99, 100], 98, true, 3]);
+});
+
 test("threads beyond what a page lists leave it, the oldest first", () => {
   const events = [...Array(2500)].map((_, place) => say(place + 1, `direct:a${place}~mia`));
   const state = applyAll(createState(), [WELCOME, ...events]);

@@ -712,7 +712,9 @@ function applyHistory(draft, args, { messages, has_more, damaged }) {
   const loaded = draft.own("threads", id, "loaded");
   const lowest = has_more && messages.length ? messages[0].seq : 0;
   if (args.before === undefined && previous.fresh) {
-    const seqSet = new Set([...messages.map((message) => message.seq), ...previous.fresh]);
+    // The hub may still deliver older messages. Drop them: the messages between them and the page are missing.
+    const fresh = previous.fresh.filter((seq) => seq >= lowest);
+    const seqSet = new Set([...messages.map((message) => message.seq), ...fresh]);
     dropMessages(draft, previous.seqs.filter((seq) => !seqSet.has(seq)));
     const seqs = [...seqSet].sort((first, second) => first - second);
     Object.assign(loaded, { seqs, complete_from: lowest, has_before: has_more });
