@@ -235,9 +235,9 @@ class IndexedLog:
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
             raise UnusableLog(
-                f"The shared log {self.name} now begins at record {first}, and not with a snapshot, so records were "
-                "deleted. Restore the log, or continue with another log. `roundelay view` and `roundelay export` "
-                "can read the data of this node."
+                f"The shared log {self.name} now begins at record {first}, and not with a snapshot: records are "
+                "missing, because someone has deleted them. Restore the log, or continue with another log. "
+                "`roundelay view` and `roundelay export` can read the data of this node."
             )
 
     async def first_kept(self) -> int:

@@ -223,8 +223,8 @@ class JetStreamLog:
         # records.
         if state.num_deleted:
             raise UnusableLog(
-                f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last record, "
-                "because someone has deleted them. Restore the log."
+                f"In the shared log {self.name}, {state.num_deleted} records are missing between the first and the "
+                "last record, because someone has deleted them. Restore the log."
             )
         return max(1, state.first_seq) if state.messages else state.last_seq + 1
 

@@ -224,7 +224,7 @@ async def test_what_servers_refuse_is_said_in_a_sentence(tmp_path: Path, monkeyp
     async with nats_server(tmp_path / "nats", text=USERS % (tmp_path / "store")) as server:
         for who, options, told in (
             ("none", "", "has no JetStream for this user"),
-            ("few", "", "has to publish to .JS.> and roundelay.lab.>"),
+            ("few", "", "must be allowed to publish to .JS.> and roundelay.lab.>"),
             ("other", "", "refuse this user"),
             ("all", "", "has no room"),
             ("all", f"?max_bytes={1 << 20}&replicas=3", "cannot keep 3 replicas"),
@@ -1098,7 +1098,7 @@ async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_som
     await leader.close()
     again, end = await follow(leader), await make_and_count(log)
     async with asyncio.timeout(20):
-        while sum("room for" in it for it in said) < 2:  # noqa: ASYNC110 (each says so once, when it would lead)
+        while sum("too few for any node" in it for it in said) < 2:  # noqa: ASYNC110 (each says so once, when it would lead)
             await asyncio.sleep(0.05)
         await asyncio.gather(*(started(made).wait() for made in (leader, follower)))
     await asyncio.sleep(1)  # ten attempts of each
