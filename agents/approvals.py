@@ -2,7 +2,8 @@
 
 `call_approval` sends the request and waits for decisions; `inbox` reads a decision from a message. A standing approval
 also covers later calls of the same tool, in one thread or in every thread where the approving person may decide. A
-standing approval is stored as a record of the agent (``standing``). It survives restarts until the person withdraws it.
+standing approval is stored as a record of the agent (``standing``). The approval survives restarts until the person
+withdraws it.
 """
 
 from __future__ import annotations

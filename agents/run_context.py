@@ -68,7 +68,7 @@ class Playback(Protocol):
         ...
 
     def find_stopped(self, reaction: str) -> StopTrace | None:
-        """Return the trace of a person's stop, or None if the stop left none."""
+        """Return the trace of a reaction that a person stopped. Return None if there is no trace."""
         ...
 
     def find_standing(self, reaction: str) -> str:

@@ -362,7 +362,7 @@ def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool
     index: dict[str, Tool] = {}
     for item in map(as_tool, tools):
         if item.name in index:
-            raise ToolError(f"Two tools are named {item.name}: give one of them another with @tool(name=...).")
+            raise ToolError(f"Two tools are named {item.name}: give one of them another name with @tool(name=...).")
         index[item.name] = item
     return index
 

@@ -169,8 +169,8 @@ async def serve_gateway(
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
-            f"The gateway cannot listen on {host}:{port}: {error.strerror or error}. Choose another port (--port; for "
-            "roundelay up --interop-port, or port under interop in its file), or stop the program that listens there."
+            f"The gateway cannot listen on {host}:{port}: {error.strerror or error}. Stop the program that "
+            "listens there, or choose another port: --port, or --interop-port of roundelay up."
         ) from error
     async with AsyncExitStack() as stack:
         stack.callback(listening.close)

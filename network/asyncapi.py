@@ -1,5 +1,7 @@
-"""Generator of docs/asyncapi.json from the frames: ``python -m roundelay.network.asyncapi > docs/asyncapi.json``. A
-test checks that the file is up to date."""
+"""Generator of docs/asyncapi.json, which describes the frames. A test checks that the file is up to date.
+
+To write the file, run ``python -m roundelay.network.asyncapi > docs/asyncapi.json``.
+"""
 
 from __future__ import annotations
 

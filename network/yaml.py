@@ -103,8 +103,8 @@ def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
 
 
 class Settings(BaseModel):
-    """Base class of frozen models that check a program's values like the values in a file, and raise `ConfigError` with
-    the same text. Fields that can be set only by a program have ``exclude``."""
+    """Base class of frozen models. Values from a program are checked by the same rules as values from a file, and raise
+    `ConfigError` with the same text. Fields that can be set only by a program have ``exclude``."""
 
     # Hide the input in errors: a value may contain a password, and a traceback would show it.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -284,7 +284,7 @@ class HubBudget(Budget):
     ) -> ModelReply:
         """Send a request if the budget has room for it, and hold its tokens until the caller calls ``releases``.
 
-        Call them when the reply's record is stored. Until then, the hub's sum lacks these tokens.
+        Call ``releases`` when the reply's record is stored. Until then, the hub's sum lacks the tokens of this request.
         """
         before = set(_HELD)
         spent = await self._ask_hub(around)

@@ -72,7 +72,7 @@ async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 await is_answered.wait()
 
     def find_session(_: object) -> Any:
-        raise AssertionError("a list needs no session")
+        raise AssertionError("listing a server's tools opens no session")
 
     reading: Any = read()
     writing: Any = Writing()

@@ -177,8 +177,8 @@ def make_stored(message: AnyMessage) -> QuestionStored:
 
 
 async def find_sent(client: NetworkClient, agent_id: str, request: AgentRequest, message_id: str) -> AnyMessage | None:
-    """Return the caller's message with this id, if it was sent in a conversation to which the request may belong.
-    Return None otherwise.
+    """Return the caller's message with this id. Return None if no conversation to which the request may belong contains
+    such a message.
     """
     async for thread_id in _list_candidates(client, agent_id, request):
         try:

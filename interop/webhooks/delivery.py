@@ -267,5 +267,5 @@ def _check_secret(secret: str) -> None:
         key = b""
     if not (secret.startswith("whsec_") and 24 <= len(key) <= 64):
         raise InvalidArguments(
-            "A secret must be whsec_ and 24 to 64 bytes as base64. Without a secret, a new one is created."
+            "A secret must be whsec_ followed by 24 to 64 bytes in base64. Without a secret, a new one is created."
         )

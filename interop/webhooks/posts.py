@@ -132,8 +132,8 @@ class WebhookUrl:
     host: str
     port: int
     is_allowed: bool
-    """Whether the configuration lists this host in ``webhook_hosts``. Such a host may have a private address, and its
-    URL may use http://.
+    """Whether the configuration lists this host in ``webhook_hosts``. An allowed host may have a private address, and
+    its URL may use http://.
     """
 
     @classmethod

@@ -210,7 +210,7 @@ class Leader:
                 # Always resolve this future. Otherwise the index's thread would wait forever in its open transaction.
                 logged.set_exception(LedgerError("The shared log has not accepted the commit."))
                 await asyncio.gather(indexing, return_exceptions=True)
-        await indexing  # the index commits now, or raises the error of its refusal
+        await indexing  # the index commits now, or raises an error if it refuses the batch
 
     async def _append_records(self, records: Sequence[bytes]) -> None:
         for number, record in enumerate(records):

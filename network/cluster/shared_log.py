@@ -74,7 +74,7 @@ class SharedLog(Protocol):
     name: str
     """Address of the log for operators, without secrets."""
     network: str
-    """Name of the network. It does not contain the address of the log."""
+    """Name of the network, without the address of the log."""
 
     async def open(self, *, create: bool = True) -> None:
         """Connect to the log. If it does not exist, create it or, if ``create`` is false, raise `LogIncomplete`."""

@@ -102,7 +102,7 @@ class Quotas:
         return self.own.get(agent_id, self.default)
 
     def describe(self, agent_id: str) -> dict[str, int | None]:
-        """Return one participant's allowances, by the names of the limits. None stands for unlimited."""
+        """Map the name of each limit to its value for one participant. None stands for unlimited."""
         numbers = {name: getattr(self.of(agent_id), name) for name in self._names}
         return {name: None if number == UNLIMITED else number for name, number in numbers.items()}
 

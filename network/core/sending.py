@@ -113,8 +113,8 @@ def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
         and stored.digest == excluded_digest(frame)
         and (frame.conversation is UNSET or frame.conversation == conversation_of(message.thread_id))
-        # A frame without a conversation and without a parent goes to the thread that has no conversation id. So a
-        # stored message in the thread of a conversation is a different message.
+        # A frame without a conversation and without a parent goes to the thread that has no conversation id. If the
+        # stored message is in the thread of a conversation, the frame is not a repeat of that message.
         and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(message.thread_id))
     )
 

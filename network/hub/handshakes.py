@@ -31,8 +31,8 @@ class PendingConnection(Protocol):
 
 
 class HandshakeLimiter:
-    """Limit on the number of pending connections, which is ``places``. ``evicted`` counts the connections that the
-    limiter ended to make room for new connections."""
+    """Limiter that allows at most ``places`` pending connections. ``evicted`` counts the connections that the limiter
+    ended to make room for new connections."""
 
     def __init__(self, places: int) -> None:
         self.evicted = 0

@@ -62,8 +62,8 @@ class Signals:
         self._clock = clock
 
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond_rate: bool) -> None:
-        """Forward one signal, or drop it if its participant is beyond a rate. If the signal is refused, raise the error
-        of the refusal."""
+        """Forward one signal, or drop it if its participant has sent too many signals in a second. Raises an error if
+        the signal is refused."""
         send_rate = session.send_rate
         due = None
         if not is_beyond_rate:

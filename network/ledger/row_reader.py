@@ -24,7 +24,7 @@ MAX_REMEMBERED = 10_000
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """Errors that can occur when a row whose columns contain arbitrary values is decoded."""
 FAILURES = (sqlite3.Error, *UNREADABLE)
-"""Errors of reading a row: the storage fails, or a damaged file has columns with values of any type."""
+"""Errors that reading a row may raise, because the storage fails or because a damaged file contains values of any type."""
 _DAMAGED_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
 _WALK_PAGE = 500
 

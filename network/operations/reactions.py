@@ -198,7 +198,8 @@ def decide(
     # Refuse "thread" and "always": they also approve later calls, which this person could not see.
     if scope and not is_reader:
         raise InvalidArguments(
-            f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time: /approve."
+            f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time. Use /approve "
+            "without a scope."
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"

@@ -29,7 +29,7 @@ MAX_LINE_CHARS = 200
 MAX_UNREAD = 100
 """Maximum number of unread messages that are counted per thread."""
 UNREAD_LOOKED_AT = 200
-"""Number of a thread's newest messages among which unread messages are counted."""
+"""Maximum number of a thread's newest messages that are examined to count the unread ones."""
 THREADS_AT_ONCE = 16
 """Number of threads whose unread messages are counted before other tasks of the event loop may run."""
 

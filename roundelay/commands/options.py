@@ -168,7 +168,7 @@ def identity_options(function: Function) -> Function:
         type=click.Choice(("human", "service", "agent")),
         expose_value=False,
         callback=_keep("kind"),
-        help="Kind of the participant --as (default: the kind of its token, or else human).",
+        help="Kind of the participant that --as names (default: the kind in its token, otherwise human).",
     )(function)
     function = click.option(
         "--as",
@@ -281,8 +281,8 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     """Connect as ``--as``. Without ``--as``, connect as the login user if ``as_person``, or else as the commands' own
     service.
 
-    Without ``reconnect``, a lost connection ends the command. With the owner's token, connecting would register an
-    unknown id. Therefore an id that only reads must be registered already; otherwise this raises `UnknownRecipient`.
+    Without ``reconnect``, a lost connection ends the command. The owner's token registers each new id that connects.
+    A command that only reads must not register its id by mistake, so an unknown id raises `UnknownRecipient`.
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated

@@ -99,7 +99,7 @@ def write_starter(
 ) -> list[Path]:
     """Write the files of a template and return their paths, with the node's file first.
 
-    ``agent`` names the agent of the template `hello`. Other templates name their own agents. ``command`` is the name of
+    ``agent`` names the agent of the template `hello`. The agents of all other templates have fixed names. ``command`` is the name of
     this program in comments. Raises `FileExistsError` before anything is written if one of the files exists. Also
     raises `AgentIdError` and `OSError`.
     """

@@ -60,7 +60,7 @@ class UsedCall(BaseModel):
     thread_id: str | None = None
     root: int | None = None
     sent_in: str = ""
-    """Id of the reaction in which the trigger was sent. The agent of that reaction asked this agent."""
+    """Id of the reaction in which another agent sent the trigger, to ask this agent."""
 
     @property
     def is_model_call(self) -> bool:

@@ -222,7 +222,7 @@ class InputPlayer:
         }
 
     def perform(self, row: Row) -> bool:
-        """Cause a row by repeating its input. Return False for a row that no input can cause."""
+        """Repeat the input that once led to a row. Return False if no input leads to such a row."""
         body = self._recording.bodies[row.seq]
         match row.type:
             case "registered":

@@ -154,7 +154,7 @@ class PromptLine:
         return False
 
     def _hint_at_work(self) -> bool:
-        """Explain once that leaving does not stop working agents. Return whether the hint was shown now."""
+        """Explain once that agents continue to work after the person leaves. Return whether the hint was shown now."""
         busy = list(self.chat.activity.list_busy()) if self.chat is not None else []
         if self.chat is None or not busy or self._has_hinted:
             return False

@@ -206,7 +206,7 @@ def _check_names(scenario: Scenario) -> None:
             raise scenario.node.error(f'"{agent_id}" is listed twice among people, services and programs. List it once')
     for agent_id in head.operators:
         if agent_id not in (*head.people, *head.services):
-            raise scenario.node.error(f'the operator "{agent_id}" is none of the people and services')
+            raise scenario.node.error(f'the operator "{agent_id}" is not listed under people or services')
     for agent_id, choice in head.agents.items():
         if choice.file is None and choice.script is None and agent_id not in scenario.specs:
             at_node = f", or be an agent of {head.node}" if head.node is not None else ""

@@ -92,7 +92,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("    script:\n      - when: {from: mia}\n        do: [{finish: done}]", "    visibility: strict", 3, "exactly one of file, script"),
         ("people: [mia, boss]", "people: [mia, boss]\nservices: [crm, boss]", 1, '"boss" is listed twice'),
         ("people: [mia, boss]", "people: [mia, boss]\nservices: [desk]", 3, "an agent and one of the services"),
-        ("people: [mia, boss]", "people: [mia, boss]\noperators: [bos]", 1, 'the operator "bos" is none of the people and services'),
+        ("people: [mia, boss]", "people: [mia, boss]\noperators: [bos]", 1, 'the operator "bos" is not listed under people or services'),
         ("people: [mia, boss]", "people: [mia, boss]\nnode: no.yaml", 8, "it.scenario.yaml:8: the node's file no.yaml does not exist"),
         ("people: [mia, boss]", "people: [mia, boss]\nnode: no.yaml\nvisibility: all", 1, "has visibility, which belongs in the node's file"),
         ("{as: mia, to: desk, send: hello}", "{as: mia, to: [desk, boos], send: hello}", 11, 'no participant or thread "boos" in this scenario; did you mean boss?'),

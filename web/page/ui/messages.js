@@ -69,7 +69,7 @@ function factsOf(message) {
   return facts.get(message);
 }
 
-// --- one row
+// --- one message in the list
 
 /** A message, which is drawn again only if one of its values changes. All rows share the state of the thread's screen,
  * `desk`. */

@@ -57,7 +57,7 @@ function Made({step, before, hasPrices}) {
   const head = html`Sent by <${Agent} id=${reaction.agent_id} link /> in the reaction to <a href=${linkTo.why(reaction.trigger)}>#${reaction.trigger}</a>`;
   if (reaction.is_hidden) return html`<p class="made">${head}. The records of this reaction are visible only to its agent and to operators.</p>`;
   const {sent, manifest} = reaction;
-  const how = !sent ? "The records do not say which call sent it." : sent.tool_call ? html`It is ${sent.how} <code dir="auto">${sent.tool_call.name}</code> in turn ${sent.turn}.` : `It is ${sent.how}, after turn ${sent.turn}.`;
+  const how = !sent ? "The records do not say which call sent it." : sent.tool_call ? html`The message is ${sent.how} <code dir="auto">${sent.tool_call.name}</code> in turn ${sent.turn}.` : `The message is ${sent.how}, after turn ${sent.turn}.`;
   return html`<p class="made">${head} <${Badge} kind=${STATUS[reaction.status]}>${reaction.status}<//> ${how}</p>
     <section class="section"><h2>Steps of the reaction</h2><${Steps} steps=${reaction.steps} sent=${sent} hasPrices=${hasPrices} look="card card-list" /></section>
     <section class="section"><h2>Messages in the prompt</h2>${manifest.length ? html`<ul class="card card-list">${manifest.map((seq) => html`<li key=${seq}>${step.messages[seq] ? html`<${Message} message=${step.messages[seq]} />`
