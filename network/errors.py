@@ -232,6 +232,10 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
     return cls(message)
 
 
+PING_UNANSWERED = "the last ping was not answered"
+"""Reason with which a hub closes an unreachable connection (code 1011). Clients compare it: see docs/protocol."""
+
+
 class Closed(Exception):
     """The WebSocket connection is closed. ``code`` is the close code, and 1006 means that no close frame arrived."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from roundelay.network.errors import Closed, InternalError, InvalidArguments, RoundelayError, TooLarge
+from roundelay.network.errors import PING_UNANSWERED, Closed, InternalError, InvalidArguments, RoundelayError, TooLarge
 
 from .transport import MAX_FRAME_BYTES
 
@@ -28,8 +28,8 @@ MAX_LOSSES = 3
 """Number of connections that may end with a code of `BLAMING_CODES` while the same request is the oldest unanswered
 request. After that, the request fails and is not sent again."""
 BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
-"""Close codes of a hub that could not accept a frame of the client. Network failures have other codes, so they count
-against no request."""
+"""Close codes of a hub that could not accept a frame of the client. Network failures count against no request. They
+have other codes, or the reason `PING_UNANSWERED`."""
 ANSWER_TOO_LARGE = 1009
 """Close code that a client sends after it received a frame larger than its limit (RFC 6455, 7.4.1)."""
 
@@ -118,7 +118,7 @@ class RequestQueue:
             # session. Messages and records have small answers.
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
-        elif closed.code in BLAMING_CODES and self._unanswered:
+        elif closed.code in BLAMING_CODES and closed.reason != PING_UNANSWERED and self._unanswered:
             # Count the loss against the oldest request only. If a later request caused the loss, that request becomes
             # the oldest as soon as the earlier requests are answered, and then fails.
             key, oldest = next(iter(self._unanswered.items()))

@@ -26,7 +26,7 @@ from websockets.typing import Subprotocol
 
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
-from roundelay.network.errors import InvalidFrame
+from roundelay.network.errors import PING_UNANSWERED, InvalidFrame
 from roundelay.network.frames import SUBPROTOCOL
 from roundelay.network.platforms import count_unsent
 
@@ -496,7 +496,7 @@ class HubConnection(ServerConnection):
             self.protocol.send_ping(b"")
             self.send_data()
         else:
-            self._fail(CloseCode.INTERNAL_ERROR, "the last ping was not answered")
+            self._fail(CloseCode.INTERNAL_ERROR, PING_UNANSWERED)
             return
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
 

@@ -118,6 +118,29 @@ class WeakConnection(LocalConnection):
         super().send(data)
 
 
+class FarTransport(LocalTransport):
+    """A transport that loses a connection at each message, ``losses`` times, as a bad network does."""
+
+    def __init__(self, hub: Hub, losses: int) -> None:
+        super().__init__(hub)
+        self.losses = losses
+
+    async def connect(self) -> LocalConnection:
+        return FarConnection(self._hub, self)
+
+
+class FarConnection(LocalConnection):
+    def __init__(self, hub: Hub, transport: FarTransport) -> None:
+        super().__init__(hub)
+        self._transport = transport
+
+    def send(self, data: bytes) -> None:
+        if b"message_id" in data and self._transport.losses:
+            self._transport.losses -= 1
+            self.end(1011, "the last ping was not answered")
+        super().send(data)
+
+
 class WeakTransport(LocalTransport):
     async def connect(self) -> LocalConnection:
         return WeakConnection(self._hub)
@@ -185,6 +208,14 @@ async def test_a_request_for_which_the_hub_ends_three_connections_is_given_up_an
             assert stored.seq > 0
         # Each delay doubles: a session that ended at once is no reason to retry faster.
         assert await waits == [0.05, 0.1, 0.2]
+
+
+async def test_a_send_outlives_any_number_of_unanswered_pings() -> None:
+    async with Network.open() as network:
+        transport = FarTransport(network.hub, losses=4)
+        async with NetworkClient("ann", transport=transport, jitter=lambda: 0.0) as ann, asyncio.timeout(10):
+            assert (await ann.send("agent:ann", "far")).seq > 0
+        assert transport.losses == 0
 
 
 async def test_an_answer_larger_than_a_client_takes_fails_the_call_instead_of_being_asked_for_again(

@@ -403,6 +403,17 @@ test("a request at which the connection ends again and again is given up", async
   await assert.rejects(value, { code: "internal" });
 });
 
+test("a request outlives any number of unanswered pings", async () => {
+  const { time, connection, join } = begin();
+  const value = connection.call("network.history", {});
+  for (let count = 0; count < 4; count += 1) {
+    join().end(1011, "the last ping was not answered");
+    time.pass(20_000);
+  }
+  assert.equal(join().list("call").at(-1).op, "network.history");
+  assert.equal(await Promise.race([value, "pending"]), "pending");
+});
+
 test("what a killed hub had not kept of many acknowledgements is handed out once", () => {
   const { events, connection, sockets, time, join } = begin({ staysInPlace: false, handlesAtOnce: false });
   const many = Array.from({ length: 20_000 }, (_, place) => place + 5);

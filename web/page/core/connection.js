@@ -34,6 +34,7 @@ const ANSWER_TIMEOUT_MS = 15_000;
 const BYE_TIMEOUT_MS = 2_000;
 const MAX_LOSSES = 3; // number of connections that may end at one request before the request fails
 const BLAMING_CODES = [1002, 1003, 1007, 1009, 1011, 4400, 4413];
+const PING_UNANSWERED = "the last ping was not answered"; // reason of a 1011 after a network failure
 const MAX_READS = 32; // maximum number of unanswered calls, unless the hub allows fewer
 const MAX_CALLS = 1000; // maximum number of waiting calls
 const MAX_OUTBOX = 200;
@@ -334,7 +335,7 @@ export class Connection {
     this._socket = null;
     this._isWelcome = false;
     for (const name of [...this._timersByName.keys()]) this._stopTimer(name);
-    this._giveUpRepeated(code);
+    this._giveUpRepeated(code, reason);
     const refusal = this._findFinalRefusal(code, reason, wasWelcome ? null : error);
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
 
@@ -399,10 +400,10 @@ export class Connection {
   }
 
   /** Give up a request that repeatedly ends the connection. Otherwise the request would block all later requests.
-   * @param {number} code */
-  _giveUpRepeated(code) {
+   * @param {number} code @param {string} reason */
+  _giveUpRepeated(code, reason) {
     const why = "The connection ended repeatedly at this request. Whether the hub accepted it is unknown.";
-    if (BLAMING_CODES.includes(code)) {
+    if (BLAMING_CODES.includes(code) && reason !== PING_UNANSWERED) {
       const oldest = [...this._calls.values()].find((call) => call.isSent);
       const [message] = this._sent;
       // Blame only the oldest request, which is the most likely cause. If all requests were blamed, harmless ones would
