@@ -51,6 +51,30 @@ test("old deliveries that arrive while a thread is read leave no gap in the thre
   assert.deepEqual([seqs, complete_from, has_before, count(state)], [[98, 99, 100], 98, true, 3]);
 });
 
+const edited = (seq, at, content) => ({ ...say(seq).message, content, edited_at: at });
+const page = (messages, args = {}) => ({
+  type: "result", call: { op: "network.history", args: { thread_id: "direct:bob~mia", ...args } }, value: { messages, has_more: false },
+});
+const notice = (seq, event = "edited") => ({ type: "notice", kind: "mod", thread_id: "direct:bob~mia", body: { mod: "messages", event, seq } });
+
+test("a page that was read before an edit does not undo the edit", () => {
+  let state = applyAll(createState(), [WELCOME, ...open("direct:bob~mia"), say(1), page([edited(1, 5, "new")]), page([edited(1, 3, "old")])]);
+  assert.equal(state.messages[1].content, "new");
+  state = applyAll(state, [page([{ ...edited(1, 5, null), deleted_at: 6 }]), page([edited(1, 5, "new")])]);
+  assert.equal(state.messages[1].content, null);
+});
+
+test("a message that is edited while it is read is read once more", () => {
+  const thread_id = "direct:bob~mia";
+  const reading = { type: "fetching", what: "message", seq: 1 };
+  let state = applyAll(createState(), [WELCOME, ...open(thread_id), say(1), notice(1), reading, notice(1), page([edited(1, 3, "first")], { before: 2, limit: 1 })]);
+  assert.deepEqual(state.stale.messages, { 1: thread_id });
+  state = applyAll(createState(), [WELCOME, { type: "open", thread_id }, { type: "fetching", what: "history", thread_id }, notice(1), page([say(1).message])]);
+  assert.deepEqual(state.stale.messages, { 1: thread_id });
+  state = applyAll(createState(), [WELCOME, ...open(thread_id), notice(1), say(1)]);
+  assert.deepEqual(state.stale.messages, { 1: thread_id });
+});
+
 test("threads beyond what a page lists leave it, the oldest first", () => {
   const events = [...Array(2500)].map((_, place) => say(place + 1, `direct:a${place}~mia`));
   const state = applyAll(createState(), [WELCOME, ...events]);

@@ -311,15 +311,18 @@ function addToWindow(draft, message) {
   // begin there.
   if (!loaded || seq < loaded.complete_from) return;
   const current = state.messages[seq];
-  const isRevised = current?.edited_at !== message.edited_at || current?.deleted_at !== message.deleted_at;
-  if (current === undefined || (current.is_provisional && !message.is_provisional) || (isRevised && !message.is_provisional)) {
-    put(draft, "messages", seq, message);
-    if (!message.is_provisional) delete draft.own("stale", "messages")[seq];
-  }
+  // A page that was read before an edit may arrive after the edited message. It must not undo the edit. For the same
+  // reason, the mark in `stale` stays until the message is read once more.
+  const isRevised = current !== undefined && revisionOf(message) > revisionOf(current);
+  if (current === undefined || (!message.is_provisional && (current.is_provisional || isRevised))) put(draft, "messages", seq, message);
   if (loaded.fresh && !loaded.fresh.includes(seq)) draft.own("threads", id, "loaded", "fresh").push(seq);
   insert(draft.own("threads", id, "loaded", "seqs"), seq);
   if (loaded.error) draft.own("threads", id, "loaded").error = undefined;
   if (state.threads[id].loaded.seqs.length > MAX_LOADED) trimLoaded(draft, id);
+}
+
+function revisionOf(message) {
+  return Math.max(message.edited_at ?? 0, message.deleted_at ?? 0);
 }
 
 function insert(seqs, seq) {
@@ -386,7 +389,8 @@ function applyNotice(draft, frame) {
       return applyMark(draft, id, body);
     case "mod": // a message was edited or deleted: fetch it again
       if (body.mod !== "messages" || !["edited", "deleted"].includes(body.event)) return;
-      if (body.seq in draft.state.messages) draft.own("stale", "messages")[body.seq] = id;
+      // Fetch an unknown message too: an older form may be in a page that is being read, or in a delivery on its way.
+      if (body.seq in draft.state.messages || draft.state.threads[id]?.loaded) draft.own("stale", "messages")[body.seq] = id;
       if (id in draft.state.threads) draft.own("stale", "rows")[id] = true; // the title of the thread may quote the message
       markInbox(draft); // the inbox may quote the message
       return;
