@@ -184,7 +184,7 @@ def test_a_kill_at_any_moment_leaves_every_row_found(tmp_path: Path, note: Note)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_200_kills_leave_every_row_found(tmp_path: Path, note: Note) -> None:
     _kill_again_and_again(tmp_path, 200, note)
 

@@ -93,10 +93,13 @@ class Told:
     def __init__(self) -> None:
         self.keys = Keys()
         self.receiver = Receiver(judge=self.keys.judge, id_header="post")
+        self._tasks: list[Task] = []
 
     @property
     def tasks(self) -> list[Task]:
-        return [task_of(body) for _, body in self.receiver.got]
+        # Parse each notification once: 80 waits for one of hundreds would take minutes, in which the node is not served.
+        self._tasks += [task_of(body) for _, body in self.receiver.got[len(self._tasks) :]]
+        return self._tasks
 
     async def wait_for_end(self, task_id: str) -> Task:
         count = 0
