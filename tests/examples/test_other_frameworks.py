@@ -23,7 +23,7 @@ from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage
-from tests.suites.environment import python_of
+from tests.suites.environment import INSTALL_TIMEOUT_S, python_of
 from tests.support.agents import cancel
 from tests.support.asked import invite
 from tests.support.command import invoke
@@ -38,6 +38,8 @@ ANSWER = "It is 40, and there is nothing more to say about it."
 KILL_ROUNDS = 2
 ELEMENT = re.compile(r"<(message|incoming_message)\b([^<>]*)>\s*(?:<content>)?([^<>]*)(?:</content>\s*)?</\1>")
 SENDER = re.compile(r'\b(?:sender|from)="([^"]*)"')
+
+installs = pytest.mark.timeout(INSTALL_TIMEOUT_S + 600)  # the first test of a framework also installs it
 
 
 class Provider(FakeOpenAI):
@@ -176,6 +178,7 @@ async def stage(name: str, folder: Path) -> AsyncIterator[tuple[Node, Provider, 
 
 
 @pytest.mark.full
+@installs
 @pytest.mark.parametrize("name", ["pydantic_ai", *(pytest.param(it, marks=pytest.mark.full) for it in APART)])
 async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_once_after_a_kill(
     name: str, tmp_path: Path
@@ -233,7 +236,7 @@ def test_an_agents_file_has_the_same_agent_run(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@installs
 @pytest.mark.parametrize("name", ["pydantic_ai", *APART])
 async def test_no_payload_reaches_the_provider_as_a_system_text_as_the_agents_own_or_as_anothers(
     name: str, tmp_path: Path
@@ -271,7 +274,7 @@ async def test_no_payload_reaches_the_provider_as_a_system_text_as_the_agents_ow
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@installs
 @pytest.mark.parametrize("name", ["pydantic_ai", *APART])
 async def test_killed_again_and_again_it_answers_each_question_once(name: str, tmp_path: Path) -> None:
     async with stage(name, tmp_path) as (_, provider, mia, life):
