@@ -345,12 +345,13 @@ async def tell(rig: Rig, number: int, carrier: str, place: str, roots: dict[str,
     rig.told.append(Told(canary, carrier, place, seq, thread_id, first))
     if carrier == "approval":
         asked = [row for row in rig.simulation.rows if row.type == "message" and row.actor == first][-1]
-        await rig.say(
-            who,
-            asked.target if not asked.target.startswith("agent:") else f"agent:{first}",
-            f"/deny not {canary}",
-            reply_to=asked.seq,
-        )
+        decision = f"/deny not {canary}"
+        if place == "programs":  # no person reads this thread, so an operator decides
+            await rig.clients["host"].call("network.decide", {"seq": asked.seq, "decision": decision})
+            await rig.settle()
+        else:
+            target = f"agent:{first}" if asked.target.startswith("agent:") else asked.target
+            await rig.say(who, target, decision, reply_to=asked.seq)
     if is_broken_off:
         await asyncio.sleep(2)  # simulated time, in which all started work ends
         if carrier == "resumed":
