@@ -423,9 +423,9 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        ("UPDATE place SET seq = 4000 WHERE seq = 4 AND place GLOB 'to/*'", "the table place does not say"),
-        ("DELETE FROM key WHERE seq = 4", "the table key does not say"),
-        ("UPDATE key SET hash = hash + 1000 WHERE seq = 4", "the table key does not say"),
+        ("UPDATE place SET seq = 4000 WHERE seq = 4 AND place GLOB 'to/*'", "the table place does not match"),
+        ("DELETE FROM key WHERE seq = 4", "the table key does not match"),
+        ("UPDATE key SET hash = hash + 1000 WHERE seq = 4", "the table key does not match"),
     ],
 )
 async def test_what_no_longer_says_where_a_row_is_is_found(tmp_path: Path, harm: str, told: str) -> None:
