@@ -161,7 +161,17 @@ def expected_schema(version: int) -> set[tuple[str, str]]:
 
 def refuse_schema(db: sqlite3.Connection) -> int:
     """Return the version of a file's schema. Raises `LedgerError` for a newer version, and for the database of another
-    program."""
+    program. Raises `sqlite3.Error` for a damaged schema."""
+    try:
+        return _refuse_schema(db)
+    except UnicodeDecodeError as error:
+        # SQLite quotes the damaged declaration in its message, and the module sqlite3 cannot decode this message.
+        damage = sqlite3.DatabaseError("malformed database schema")
+        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise damage from error
+
+
+def _refuse_schema(db: sqlite3.Connection) -> int:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     file: str = db.execute("PRAGMA database_list").fetchone()[2]
     if version > SCHEMA_VERSION:

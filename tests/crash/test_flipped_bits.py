@@ -30,7 +30,7 @@ from roundelay.network.core.tables import (
     Token,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.integrity import check_file
+from roundelay.network.ledger.integrity import check_file, summarize
 from roundelay.network.ledger.log_file import open_log
 from roundelay.network.ledger.schema import LOG_COLUMNS, checksum
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -199,6 +199,20 @@ async def test_each_of_5000_flipped_bits_changes_nothing_that_is_read(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     await _prove(tmp_path, note, flips=5000)
+
+
+@pytest.mark.parametrize("damaged", [b"table\xf0laceplace", b"tableplaceplac\xe5"])
+async def test_a_damaged_name_in_the_schema_is_reported_as_damage(tmp_path: Path, damaged: bytes) -> None:
+    db = tmp_path / DB
+    await _make(db)
+    data = db.read_bytes()
+    assert data.count(b"tableplaceplace") == 1
+    _put_in_place(db, data.replace(b"tableplaceplace", damaged))
+    for read in (check_file, summarize):
+        with pytest.raises(LedgerError, match="damaged"):
+            read(db)
+    with pytest.raises(LedgerError):
+        await _read_all(db)
 
 
 async def test_the_checksum_of_a_row_is_the_same_in_every_version(tmp_path: Path) -> None:
