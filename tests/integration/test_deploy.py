@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 from roundelay.network.cluster.postgres import OLDEST
 from roundelay.network.log_urls import PostgresAddress, read_log_url
-from tests.support.command import command, invoke
+from tests.support.command import command, invoke, run
 from tests.support.nats import SERVER, free_port, wait_until_chosen
 
 ROOT = Path(__file__).parents[2]
@@ -423,7 +423,7 @@ async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_pas
         async with asyncio.timeout(60):
             await wait_until_chosen([f"nats://roundelay:p4ss@{host}" for host in hosts.split(",")])
         up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
-        refused = await invoke(*up, f"nats://{hosts}/lab?replicas=3", code=1)
+        refused = await run(*up, f"nats://{hosts}/lab?replicas=3", code=1)
         assert "refuse this user" in refused.err
         assert "nats://USER:PASSWORD@HOST" in refused.err
         async with command(*up, f"nats://roundelay:p4ss@{hosts}/lab?replicas=3") as node:
