@@ -200,7 +200,7 @@ async def running_story(client: Path, scratch: Path, **options: Any) -> AsyncIte
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(200, marks=pytest.mark.full)])
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
     client: Path, tmp_path: Path, note: Note, rounds: int
 ) -> None:
