@@ -181,7 +181,8 @@ def test_the_list_of_examples_is_complete_and_its_files_are_there() -> None:
 @pytest.mark.full
 def test_two_coding_agents_and_a_person_are_told_in_mid_turn_what_was_written(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "coding_agents" / "pair.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    slow = {**os.environ, "ROUNDELAY_HOOK_TIMEOUT_S": "60"}  # processes start slowly under load
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=slow)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-5:] == [
         "claude-shop sends: Stored as #4 in direct:claude-shop~codex-shop. codex-shop is not woken by the message, and "
