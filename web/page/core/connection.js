@@ -624,7 +624,7 @@ export class Connection {
 
   // --- outgoing frames
 
-  /** @param {"call" | "record"} type @param {string} id @param {Record<string, unknown>} given @returns {Promise<any>} */
+  /** @param {"call" | "record"} type @param {string} id @param {Record<string, unknown>} request @returns {Promise<any>} */
   _request(type, id, request) {
     return new Promise((resolve, reject) => {
       if (this.isOver) return reject(this._makeClosedError());

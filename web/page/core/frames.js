@@ -49,7 +49,7 @@ export function readFrame(text) {
   return frame;
 }
 
-/** @param {Record<string, unknown>} given @param {Record<string, string>} shape @param {string} where */
+/** @param {Record<string, unknown>} object @param {Record<string, string>} shape @param {string} where */
 function check(object, shape, where) {
   for (const [name, kind] of Object.entries(shape)) {
     if (!Object.hasOwn(object, name) || !isKind(object[name], kind)) throw wrong(`a frame ${where} without a valid ${name}`);

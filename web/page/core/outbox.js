@@ -31,9 +31,7 @@ const FIELDS = [
 export class Outbox {
   /**
    * With `isKept`, a message that the storage does not accept is refused. Otherwise the message is sent anyway.
-   * @param {OutboxStore
-   *
-   * undefined} storage @param {string} prefix
+   * @param {OutboxStore | undefined} storage @param {string} prefix
    * @param {{maxMessages: number, maxChars: number, isKept: boolean}} bounds
    */
   constructor(storage, prefix, { maxMessages, maxChars, isKept }) {
