@@ -51,7 +51,7 @@ with needs("gateway"):
     from starlette.middleware import Middleware
     from starlette.requests import Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response
-    from starlette.routing import Mount, Route
+    from starlette.routing import Match, Mount, Route
 
 
 KEYS_PATH = "/.well-known/jwks.json"
@@ -112,7 +112,11 @@ def make_app(
         message = f"There is no {request.method} {request.url.path[:80]} here; see /openapi.json."
         message += " OpenAI's API is below /v1." if "openai" in served else ""
         problem = {"code": "unknown_operation", "message": message}
-        return JSONResponse({"error": problem}, status, getattr(error, "headers", None))
+        headers: dict[str, str] | None = getattr(error, "headers", None)
+        # Several routes may serve one path. Starlette names only the methods of the first one.
+        if status == 405 and (methods := list_methods(request)):
+            headers = {"Allow": ", ".join(methods)}
+        return JSONResponse({"error": problem}, status, headers)
 
     async def refuse_call(_: Request, error: Exception) -> Response:
         assert isinstance(error, RoundelayError)
@@ -144,6 +148,13 @@ def make_app(
         middleware=[Middleware(UnambiguousRequestsOnly, names=names)],
         exception_handlers={404: refuse_path, 405: refuse_path, RoundelayError: refuse_call},
     )
+
+
+def list_methods(request: Request) -> list[str]:
+    """Return the methods of all routes for the path of a request, sorted by name."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 @asynccontextmanager

@@ -50,6 +50,14 @@ async def test_body_is_uploaded_and_downloaded_unchanged(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "allowed"), [("/v1/files", "GET, POST"), ("/v1/files/f1", "DELETE, GET"), ("/v1/messages", "GET, POST")]
+)
+async def test_unknown_method_is_refused_with_all_methods_of_the_path(scene: Scene, path: str, allowed: str) -> None:
+    answer = await scene.http.request("PATCH", path, headers=scene.form.headers)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize(
     ("header", "status", "part"),
     [
         ("bytes=0-0", 206, slice(0, 1)),

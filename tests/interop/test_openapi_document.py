@@ -19,7 +19,7 @@ from tests.support.node import running_node
 @pytest.mark.timeout(600)
 async def test_requests_made_of_the_document_are_answered_as_it_says(tmp_path: Path) -> None:
     st = (await asyncio.to_thread(python_of, "schemathesis")).with_name("st")
-    async with running_node() as node:
+    async with running_node(mods=["channels", "files", "tasks"]) as node:
         form = await node.invite(await node.service("op"), "form", kind="service")
         bob = await node.agent("bob")
         for number in range(5):
