@@ -4,7 +4,7 @@ Run it: python examples/release_check/release_check.py
 
 It prints:
 
-    2 of 3 answered; missing: cat (its answer is no JSON: 'I would have to look into it.').
+    2 of 3 answered; missing: cat (its answer is not JSON: 'I would have to look into it.').
 
     <answer sender="ann">{"ready": true, "days": 0}</answer>
 

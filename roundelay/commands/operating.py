@@ -127,7 +127,9 @@ def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> 
         letters = await source.dead_letters(of, limit)
         # Without this check, a mistyped name would show an empty list, as if no message had failed.
         if of is not None and not letters and not await source.knows(of):
-            raise UnknownRecipient(f"Nobody is registered as {of!r}. `roundelay agents` lists who is.")
+            raise UnknownRecipient(
+                f"Nobody is registered as {of!r}. `roundelay agents` lists the registered participants."
+            )
         return letters
 
     show_list(

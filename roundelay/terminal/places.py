@@ -58,7 +58,9 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
         # A person who writes only the name of a channel most likely means that channel.
         near = [f"channel:{name}"] if name in channels else get_close_matches(name, known, n=1)
         meant = f" Did you mean {sanitize(near[0])}?" if near else ""
-        raise UnknownRecipient(f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists who is.")
+        raise UnknownRecipient(
+            f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists the registered participants."
+        )
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:

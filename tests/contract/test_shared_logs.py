@@ -135,7 +135,7 @@ async def test_of_each_record_is_said_whether_others_are_on_their_way(logs: Logs
 
 async def test_what_is_said_is_heard_by_all(logs: Logs) -> None:
     log, other = await logs.open(), await logs.open()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for text in ("one", "zwei 'é'"):
             await log.broadcast(text)
             assert [await it.next_broadcast() for it in (log, other)] == [text, text]

@@ -69,7 +69,7 @@ WRONG = [
     ("long_results: {max_kept_chars: 5000, max_total_chars: 2000}", "max_total_chars must be at least max_kept_chars"),
     ("prompt_budget: {max_tokens: 1000, per_thread: 5000}", r"per_thread must be at most max_tokens \(1000\)"),
     ("prompt_budget: {max_tokens: 1000, per_thread: 60, per_message: 61}", r"the tokens of a thread \(60\)"),
-    ("data_policy: {}", "changes nothing: set text, thinking, calls or results"),
+    ("data_policy: {}", "changes nothing: set text, thinking, calls, results or redact"),
     ("data_policy: {calls: search}", r"must be true, false or a list of tools: write \[search\]"),
     ("data_policy: {results: 0}", "must be true, false or a list of tools"),
     ("data_policy: {redact: ['']}", r"matches the empty text"),
@@ -124,7 +124,7 @@ def test_features_of_which_several_make_sense_may_stand_there_more_than_once(tmp
 def test_a_budget_around_several_forced_requests_is_refused(tmp_path: Path) -> None:
     items = "budget: {tokens: {day: 5000}}", "forced_tools: {tools: [a, b]}"
     with pytest.raises(
-        ConfigError, match=r"bob\.yaml:6: .*would reserve one request for several: move budget after it"
+        ConfigError, match=r"bob\.yaml:6: .*would reserve one request for several: move budget after forced_tools"
     ):
         build(tmp_path / "bob.yaml", *items)
     build(tmp_path / "bob.yaml", *items[::-1])

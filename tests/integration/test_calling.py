@@ -59,8 +59,8 @@ async def test_a_mod_beside_the_nodes_file_is_called_from_the_command_line(
         assert done.out == 'vote: ["12",[1.0,0.5],true]\n'
         for words, part in (
             (["polls.vot", "poll=7"], "Did you mean polls.vote"),
-            (["polls.vote", "poll=7"], "lacks choice"),
-            (["polls.vote", "poll=seven", "choice=tea"], "is no integer"),
+            (["polls.vote", "poll=7"], "also needs choice"),
+            (["polls.vote", "poll=seven", "choice=tea"], "is not of type integer"),
             (["polls.vote", "poll", "choice=tea"], "NAME=VALUE"),
             (["polls.vote", "pol=7", "choice=tea"], "no argument 'pol'"),
             (["polls.vote", "poll=7", "poll=8", "choice=tea"], "given twice"),

@@ -284,7 +284,7 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
     errors = done.err.splitlines()
     expected = (
-        "'nobody'. /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
+        "'nobody'. /agents lists the registered participants.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
         "There is no message 999 that mia may read. /history shows their numbers.",
         "There is no message 999 that mia may read. /history shows their numbers.",
         "'De v' is not a channel name. Use lower-case letters, digits, '.', '_' and '-'.",

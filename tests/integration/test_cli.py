@@ -579,7 +579,11 @@ async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) 
             "dev",
         ): "There is no thread 'dev' that you may read. `roundelay threads` lists the threads.",
         ("why", "#999"): "There is no message 999 that you may read. `roundelay tail --last 20` shows their numbers.",
-        ("send", "nobody", "hi"): "Nobody is registered as 'nobody'. `roundelay agents` lists who is.",
+        (
+            "send",
+            "nobody",
+            "hi",
+        ): "Nobody is registered as 'nobody'. `roundelay agents` lists the registered participants.",
         ("send", "mod:none", "hi"): "This hub has no mod 'none'. `roundelay status` lists its mods.",
         ("token", "revoke", "nobody"): "'nobody' has no token. `roundelay token list` lists them.",
     }
@@ -591,7 +595,10 @@ async def test_looking_as_somebody_unknown_is_refused_and_registers_nobody(node:
     await node.person("mia")
     looks = ("history", "broadcast"), ("threads",), ("agents",), ("tail", "--last", "1", "--count", "1"), ("approvals",)
     for done in await asyncio.gather(*(invoke(*it, "--as", "mai", code=1) for it in looks)):
-        assert "Nobody is registered as 'mai'. Did you mean mia? `roundelay agents` lists who is." in sentence(done)
+        assert (
+            "Nobody is registered as 'mai'. Did you mean mia? `roundelay agents` lists the registered participants."
+            in sentence(done)
+        )
     listed = json.loads((await invoke("agents", "--as", "mia", "--json")).out)["agents"]
     assert [it["agent_id"] for it in listed] == ["mia"]
 

@@ -5,6 +5,7 @@ terminal.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,8 @@ def test_the_agents_of_a_template_are_valid(
     assert written.exit_code == 0, written.output
     monkeypatch.setenv("MISTRAL_API_KEY", "x" * 32)
     monkeypatch.syspath_prepend(tmp_path / "agents")
+    for module in (tmp_path / "agents").glob("*.py"):  # an earlier test may have imported another module of this name
+        monkeypatch.delitem(sys.modules, module.stem, raising=False)
     declared = yaml.safe_load((tmp_path / "roundelay.yaml").read_text())["agents"]
     for name in declared:
         [agent] = load_agents(tmp_path / name)

@@ -179,7 +179,7 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
     for log in ("one", "two"):
         await fill(ledger(server.url(log), tmp_path / f"{log}.db"), 1)
     wrong = (await invoke(*migrate, server.url("one"), "--to", tmp_path / "two.db", code=1)).err
-    assert ("name a new file with --to" in wrong, "--db" in wrong) == (True, False)
+    assert ("Name a new file with --to" in wrong, "--db" in wrong) == (True, False)
     to = tmp_path / "own.db"
     to.with_name("own.db.owner").write_text("t" * 43)
     assert f"(its owner's token is in {to}.owner)" in (await invoke(*migrate, server.url("one"), "--to", to)).out

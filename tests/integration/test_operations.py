@@ -87,7 +87,7 @@ async def test_doctor_tells_each_page_that_is_wrong_in_words_of_its_own(tmp_path
     config = tmp_path / "roundelay.yaml"
     config.write_text("db: team.db\n")
     told = next(it for it in (await invoke("doctor", config, code=1)).lines if "integrity" in it)
-    assert "right: Page" in told
+    assert "is damaged: Page" in told
     assert "\\x0a" not in told
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,19 @@ import nats.errors
 SERVER = Path(sys.executable).with_name("nats-server")
 
 
+MAX_PORT = 60_000
+"""Highest port that ``roundelay cluster start --port`` accepts."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that no program uses, up to `MAX_PORT`."""
+    with ExitStack() as probes:  # a port above the maximum stays in use, so that it is not offered again
+        while True:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port <= MAX_PORT:
+                return port
 
 
 class NatsServer:
