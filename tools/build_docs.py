@@ -108,6 +108,9 @@ class Stage:
             self._write(target, f"# {name}\n\n````{_LANGUAGES.get(source.suffix, 'text')}\n{text}\n````\n")
 
     def _want(self, source: Path) -> None:
+        # The README of a folder is the folder's page (`locate_page`), so no list of files may replace it.
+        if source.is_dir() and (source / "README.md").exists():
+            source /= "README.md"
         if source not in self._staged:
             self._staged.add(source)
             self._waiting.append(source)
