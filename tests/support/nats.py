@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,10 @@ def free_port() -> int:
             port: int = probe.getsockname()[1]
             if port <= MAX_PORT:
                 return port
+
+
+class NotStartedError(Exception):
+    """A NATS server ended at its start, for example because another program has taken its port meanwhile."""
 
 
 class NatsServer:
@@ -101,7 +105,10 @@ class NatsServer:
         )
         assert self._process.stderr is not None
         while b"Server is ready" not in (line := await self._process.stderr.readline()):
-            assert line, "the NATS server did not start"
+            if not line:
+                await self._process.wait()
+                self._process = None
+                raise NotStartedError("the NATS server did not start")
         self._draining = asyncio.create_task(self._drain(self._process.stderr))
 
     async def kill9(self) -> None:
@@ -126,8 +133,7 @@ class NatsServer:
 @contextlib.asynccontextmanager
 async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> AsyncIterator[NatsServer]:
     """Run one server. ``text`` is the part of its configuration file about JetStream and users."""
-    server = NatsServer(folder, sync=sync, text=text)
-    await server.start()
+    [server] = await _repeat(lambda: _start([NatsServer(folder, sync=sync, text=text)]))
     try:
         yield server
     finally:
@@ -135,19 +141,40 @@ async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.asynccontextmanager
-async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsServer]]:
-    """Run the servers of one cluster. On entry, the servers have elected a leader."""
+async def _start(servers: list[NatsServer]) -> list[NatsServer]:
+    """Start servers together. If one of them does not start, kill the others and raise its error."""
+    done = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+    errors = [it for it in done if it is not None]
+    if errors:
+        await asyncio.gather(*(server.kill9() for server, error in zip(servers, done, strict=True) if error is None))
+        raise errors[0]
+    return servers
+
+
+async def _repeat(start: Callable[[], Awaitable[list[NatsServer]]]) -> list[NatsServer]:
+    """Start servers on new ports, up to three times."""
+    for _ in range(2):
+        with contextlib.suppress(NotStartedError):
+            return await start()
+    return await start()
+
+
+def _plan_cluster(folder: Path, count: int) -> list[NatsServer]:
     ports = [free_port() for _ in range(count)]
     routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
-    servers = [
+    return [
         NatsServer(
             folder / f"n{port}", cluster=f'cluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
         )
         for port in ports
     ]
+
+
+@contextlib.asynccontextmanager
+async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsServer]]:
+    """Run the servers of one cluster. On entry, the servers have elected a leader."""
+    servers = await _repeat(lambda: _start(_plan_cluster(folder, count)))
     try:
-        await asyncio.gather(*(server.start() for server in servers))
         await wait_until_chosen([f"nats://{server.hosts}" for server in servers])
         yield servers
     finally:

@@ -36,7 +36,9 @@ async def test_site_is_complete_and_loads_nothing_from_elsewhere(builder: Module
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix("")
         assert (shown / ("index.html" if name.name == "index" else f"{name}/index.html")).is_file(), name
-    assert "<title>Examples" in (shown / "repository/examples/index.html").read_text()  # not a list of the folder's files
+    assert (
+        "<title>Examples" in (shown / "repository/examples/index.html").read_text()
+    )  # not a list of the folder's files
     assert "(tools.md)" in (shown / "llms.txt").read_text()
     assert "# What an agent can do" in (shown / "llms-full.txt").read_text()
     assert "https://github.com/roundelay/roundelay/edit/main/docs/tools.md" in (shown / "tools/index.html").read_text()
