@@ -128,7 +128,7 @@ class Registrations(ABC, Generic[KeyT, EntryT]):
                 _logger.warning("a %s waits for the node: %s", self.noun, error, extra=self._describe(entry))
             except RoundelayError as error:
                 return self._update(entry, state="paused", why=str(error))
-            except Exception:
+            except Exception:  # a defect of the gateway: log it, and do not lose the registration
                 _logger.exception("a %s failed and will be retried", self.noun, extra=self._describe(entry))
             await asyncio.sleep(NODE_RETRY_S)
 

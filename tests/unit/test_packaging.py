@@ -369,13 +369,14 @@ def test_dev_explains_itself(tmp_path: Path) -> None:
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "unknown benchmark: turnz" in unknown.stderr
     for name in re.findall(r"^  ([a-z-]+) ", benches.stdout, re.MULTILINE):
-        file = {"attacks": "harm", "start-up": "start_up", "team": "team/driver"}.get(name, name)
+        file = {"start-up": "start_up", "team": "team/driver"}.get(name, name)
         assert (ROOT / "bench" / f"{file}.py").is_file(), name
 
 
 FAKE_PYTHON = """#!/bin/sh
 # Stands for .venv/bin/python: writes its arguments down, and fails to install while a file says so.
 printf '%s\\n' "$*" >>"$RECORD"
+[ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || echo "writes no bytecode" >>"$RECORD"
 case $* in
 *"pip install"*) [ ! -e "$RECORD.broken" ] || { echo "ERROR: no route to the index"; exit 1; } ;;
 esac
@@ -401,7 +402,7 @@ class FakeCheckout:
 
     def dev(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         self.record.write_text("", encoding="utf-8")
-        environment = {"PATH": str(self.tools), "RECORD": str(self.record)}
+        environment = {"PATH": str(self.tools), "RECORD": str(self.record), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [self.root / "dev", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
@@ -420,7 +421,9 @@ def test_demo_installs_the_runtime_once(checkout: FakeCheckout) -> None:
     first = checkout.dev("demo")
     assert first.returncode == 0, first.stderr
     assert checkout.find_installed() == ["constraints-runtime.txt", checkout.root.name]
-    assert "-m roundelay demo" in checkout.record.read_text(encoding="utf-8")
+    recorded = checkout.record.read_text(encoding="utf-8")
+    assert "-m roundelay demo" in recorded
+    assert "writes no bytecode" not in recorded
     checkout.dev("roundelay", "--version")
     assert checkout.find_installed() == []
 
